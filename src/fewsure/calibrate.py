@@ -1,0 +1,130 @@
+"""Fit every rule of the study on calibration tasks, and keep what was fitted, on what, and how."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fewsure import persist
+from fewsure.config import CalibrateConfig
+from fewsure.data import source as build_source
+from fewsure.episodes import Source, generator
+from fewsure.errors import FewsureError
+from fewsure.metrics import expected_calibration_error
+from fewsure.paper import id_ece
+from fewsure.predicting import predict_all
+from fewsure.rules import LogitNormal, OpenSet, Rule, Softmax, build_rule, fold_unknown
+from fewsure.rules.rule import only
+from fewsure.task import Method, Prediction
+from fewsure.train import check_device, check_positive
+
+CURVE = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 40.0, 80.0)  # temperatures at which the choice of T is shown
+PRIORS = torch.logspace(torch.tensor(0.2).log10().item(), torch.tensor(0.005).log10().item(), 20).tolist()
+
+
+@dataclass(frozen=True)
+class FittedRule:
+    """A rule with its provenance. `setting` names how it was fitted; each rule has one headline setting."""
+
+    rule: Rule
+    setting: str
+    headline: bool
+    fitted_on: str | None  # the kind of strangers it saw, if any
+    way: int
+    shot: int
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "rule": self.rule.name, "params": self.rule.params()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> FittedRule:
+        content = dict(content)
+        return cls(rule=build_rule(content.pop("rule"), **content.pop("params")), **content)
+
+
+def calibrate(folder: str | Path, config: CalibrateConfig, *, out: str | Path | None = None) -> list[FittedRule]:
+    """Calibrate the run in `folder`, and leave its rules there or, with the model, in another folder."""
+    device = check_device(config.device)
+    check_positive(config, "episodes", "pi", "ece_budget", "temperature_cap")
+    train = persist.read_config(folder)["train"]
+    method = persist.load(folder)
+    source = build_source(train["dataset"], way=config.way, shot=config.shot)
+    draw = generator(config.seed, source.name, "calibrate")
+    episodes = source.draw(config.episodes, draw, strangers=source.calibration_strangers)
+    parts = list(predict_all(method, source, episodes, device))
+    prediction, labels = Prediction.cat([p for p, _ in parts]), torch.cat([y for _, y in parts])
+    fitted = fit_rules(prediction, labels, source, config)
+    if out is not None and Path(out).resolve() != Path(folder).resolve():
+        persist.save(method, out, train=train)
+        folder = out
+    content = {"calibrate": asdict(config), "curve": temperature_curve(prediction, labels)}
+    persist.write_json(Path(folder) / persist.RULES, {**content, "rules": [f.to_json() for f in fitted]})
+    return fitted
+
+
+def fit_rules(
+    prediction: Prediction, labels: Int[Tensor, "e q"], source: Source, config: CalibrateConfig
+) -> list[FittedRule]:
+    """Every setting of every rule that this prediction has the quantities for."""
+    fitted: list[FittedRule] = []
+
+    def add(rule: Rule, setting: str, *, headline: bool = False, strangers: bool = False, **report: Any) -> None:
+        fitted_on = source.calibration_strangers if strangers else None
+        fitted.append(FittedRule(rule, setting, headline, fitted_on, source.way, source.shot, report))
+
+    add(Softmax.fit(prediction, labels), "converged", headline=True)
+    add(Softmax.fit(prediction, labels, how="paper"), "paper")
+    if prediction.energy is not None:
+        target = config.target_ece if config.target_ece is not None else id_ece(source.name)
+        for scale in ("std", "var"):
+            cap = config.temperature_cap
+            found = LogitNormal.fit(prediction, labels, how="search", cap=cap, scale=scale)
+            # At the cap the search may have ended for want of room: said, never hidden.
+            add(found, f"search-{scale}", headline=scale == "std", cap=cap, reached_cap=found.temperature >= cap)
+        add(LogitNormal(), "T=1")
+        if target is not None:
+            add(LogitNormal.fit(prediction, labels, how="ece", target_ece=target), "paper-ece", target_ece=target)
+        add(LogitNormal.fit(prediction, labels, how="strangers"), "strangers", strangers=True)
+    openset = OpenSet.fit(prediction, labels, pi=config.pi)
+    add(openset, "prior", headline=True, strangers=True)
+    add(_within_budget(openset, prediction, labels, config.ece_budget), "ece-budget", strangers=True)
+    return fitted
+
+
+def _within_budget(rule: OpenSet, prediction: Prediction, labels: Int[Tensor, "e q"], budget: float) -> OpenSet:
+    """The largest pi of the list whose validation ID ECE is within the budget, or the smallest pi of all."""
+    known = labels >= 0
+    held = only(prediction, known)
+    for pi in PRIORS:
+        candidate = replace(rule, pi=pi)
+        confidence, guess = fold_unknown(candidate(held))[0].exp().max(-1)
+        if expected_calibration_error(confidence.numpy(), (guess == labels[known]).numpy()) <= budget:
+            return candidate
+    return replace(rule, pi=PRIORS[-1])
+
+
+def temperature_curve(prediction: Prediction, labels: Int[Tensor, "e q"]) -> list[dict[str, float]]:
+    """How NLL and ID ECE on the calibration tasks move with T: what the paper's search sees."""
+    if prediction.energy is None:
+        return []
+    deterministic = -Softmax()(prediction)[..., :-1][labels >= 0].gather(-1, labels[labels >= 0].unsqueeze(-1)).mean()
+    rows = []
+    for temperature in CURVE:
+        rule = LogitNormal(temperature)
+        nll, ece = rule.id_nll(prediction, labels), rule.id_ece(prediction, labels)
+        rows.append({"T": temperature, "nll": nll, "ece": ece, "deterministic_nll": deterministic.item()})
+    return rows
+
+
+def read_rules(folder: str | Path) -> list[FittedRule]:
+    """The fitted rules of a run folder."""
+    path = Path(folder) / persist.RULES
+    if not path.exists():
+        raise FewsureError(f"{folder} has no {persist.RULES}: run `fewsure calibrate {folder}` first")
+    return [FittedRule.from_json(entry) for entry in persist.read_json(path)["rules"]]

@@ -1,0 +1,222 @@
+"""Measure a run: predictions to scores, scores to result rows, a frontier and reliability tables.
+
+Episodes are drawn on the CPU from a seed that does not know the method, so that all methods see the same ones.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+import fewsure
+from fewsure import persist
+from fewsure.calibrate import CURVE, PRIORS, FittedRule, read_rules
+from fewsure.config import EvaluateConfig
+from fewsure.data import source as build_source
+from fewsure.episodes import generator
+from fewsure.metrics import METRICS, OF_PREDICTION, Estimate, Scores, measure, reliability
+from fewsure.predicting import predict_all
+from fewsure.rules import LogitNormal, OpenSet, Rule, Softmax, fold_unknown
+from fewsure.task import Prediction
+from fewsure.train import check_device, check_positive
+
+REPLICATES = "replicates.safetensors"
+FRONTIER_STRANGERS = 500  # of each episode's strangers, evenly spaced: the frontier asks many rules
+EVEN_ODDS = 0.5
+
+
+def score(
+    prediction: Prediction, labels: Int[Tensor, "e q"], rule: Rule, draw: torch.Generator, first_episode: int = 0
+) -> Scores:
+    """One row a query. Strangers get labels drawn uniformly, as in the paper's tables; the label that a rule answers
+    is the one its logits give, and its confidence counts the unknown mass spread evenly."""
+    log_probs = rule(prediction)
+    folded = fold_unknown(log_probs)
+    known = labels >= 0
+    arbitrary = torch.randint(prediction.way, labels.shape, generator=draw)
+    targets = torch.where(known, labels, arbitrary).unsqueeze(-1)
+    guess = prediction.logits.argmax(-1, keepdim=True)
+    probs = folded.exp()
+    brier = probs.square().sum(-1) - 2 * probs.gather(-1, targets).squeeze(-1) + 1
+    even = rule.at_prior(EVEN_ODDS)(prediction)
+    open_loss = torch.where(known, -even.gather(-1, targets).squeeze(-1), -even[..., -1])
+    episode = torch.arange(len(labels)).unsqueeze(-1).expand_as(labels) + first_episode
+    columns = (
+        episode,
+        known,
+        probs.gather(-1, guess).squeeze(-1).double(),
+        (guess == targets).squeeze(-1),
+        -folded.gather(-1, targets).squeeze(-1).double(),
+        brier.double(),
+        prediction.strangeness.double(),
+        open_loss.double(),
+    )
+    return Scores(*(column.flatten().numpy() for column in columns))
+
+
+def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | None = None) -> list[dict[str, Any]]:
+    """Evaluate the calibrated run in `folder`; write results, frontier and replicates there or to another folder."""
+    device = check_device(config.device)
+    check_positive(config, "episodes", "bins")
+    target = persist.writable_folder(out or folder)
+    run = persist.read_config(folder)
+    method, rules = persist.load(folder), read_rules(folder)
+    source = build_source(run["train"]["dataset"], way=config.way, shot=config.shot)
+    draw = generator(config.seed, source.name, "test")
+    shown = min(config.stranger_episodes, config.episodes)
+    batches = [
+        source.draw(count, draw, strangers)
+        for count, strangers in ((shown, source.test_strangers), (config.episodes - shown, None))
+        if count
+    ]
+    predictions = [part for batch in batches for part in predict_all(method, source, batch, device)]
+
+    describe = {**_columns(run), "way": source.way, "shot": source.shot, "seed": run["train"]["seed"]}
+    rows, replicates, tables = [], {}, []
+    for fitted in (rule for rule in rules if rule.headline):
+        scores = _score_all(predictions, fitted.rule, config.seed)
+        tables.append(_reliability(fitted, scores, config.bins))
+        for condition, name in METRICS:
+            estimate = measure(scores, condition, name, bins=config.bins)
+            if estimate is not None:
+                row = _row(describe, fitted, condition, name, estimate, source.test_strangers, config)
+                rows.append(row)
+                replicates[f"{fitted.rule.name}/{condition}/{name}"] = torch.from_numpy(estimate.replicates)
+    points = _frontier(predictions, rules, config)
+    about = {**provenance(device), "evaluate": asdict(config), "train": run["train"], "model": run["model"]}
+    persist.write_json(target / persist.FRONTIER, {"about": about, "run": describe, "points": points})
+    persist.write_tensors(target / REPLICATES, replicates)
+    persist.write_json(target / persist.RESULTS, {"about": about, "rows": rows, "reliability": tables})
+    return rows
+
+
+def _score_all(
+    predictions: Sequence[tuple[Prediction, Tensor]], rule: Rule, seed: int, strangers: int | None = None
+) -> Scores:
+    """Scores of all episodes, under the same arbitrary labels for every rule; of at most so many strangers each."""
+    draw, parts, first = generator(seed, "labels of strangers"), [], 0
+    for prediction, labels in predictions:
+        if strangers is not None:
+            prediction, labels = _thinned(prediction, labels, strangers)
+        parts.append(score(prediction, labels, rule, draw, first))
+        first += len(labels)
+    return Scores.merge(parts)
+
+
+def _thinned(prediction: Prediction, labels: Int[Tensor, "e q"], keep: int) -> tuple[Prediction, Tensor]:
+    unknown = (labels[0] < 0).nonzero().squeeze(-1)
+    stride = max(1, len(unknown) // keep)
+    index = torch.cat([(labels[0] >= 0).nonzero().squeeze(-1), unknown[stride // 2 :: stride]])
+    return prediction.map(lambda t: t[:, index]), labels[:, index]
+
+
+def _frontier(
+    predictions: Sequence[tuple[Prediction, Tensor]], rules: Sequence[FittedRule], config: EvaluateConfig
+) -> list[dict[str, Any]]:
+    """ID NLL and ID ECE against OOD ECE, for every fitted setting and along each rule's own parameter."""
+    openset = next((f for f in rules if isinstance(f.rule, OpenSet) and f.headline), None)
+    candidates = [(f.rule, f.setting, f.fitted_on) for f in rules]
+    if predictions[0][0].energy is not None:
+        candidates += [(LogitNormal(t), "curve", None) for t in CURVE]
+    if openset is not None:
+        candidates += [(openset.rule.at_prior(pi), "curve", openset.fitted_on) for pi in PRIORS[::2]]
+    candidates.append((Softmax(), "T=1", None))
+    points = []
+    for rule, setting, fitted_on in candidates:
+        scores = _score_all(predictions, rule, config.seed, FRONTIER_STRANGERS)
+        point = {"rule": rule.name, "setting": setting, "rule_params": rule.params(), "fitted_on": fitted_on}
+        for condition, name in (
+            ("id", "nll"),
+            ("id", "ece"),
+            ("id", "ece_episode"),
+            ("ood", "ece"),
+            ("ood", "open_score"),
+        ):
+            estimate = measure(scores, condition, name, bins=config.bins)
+            point[f"{condition}_{name}"] = None if estimate is None else estimate.value
+        points.append(point)
+    return points
+
+
+def _columns(run: dict[str, Any]) -> dict[str, Any]:
+    train, model = run["train"], run["model"]
+    return {
+        "dataset": train["dataset"],
+        "split": "test",
+        "backbone": model["backbone"],
+        "method": model["method"],
+        "rank": model["rank"],
+        **{key: train[key] for key in ("train_way", "train_shot", "train_tasks", "pool")},
+    }
+
+
+def _row(
+    describe: dict[str, Any],
+    fitted: FittedRule,
+    condition: str,
+    name: str,
+    estimate: Estimate,
+    strangers: str,
+    config: EvaluateConfig,
+) -> dict[str, Any]:
+    return {
+        **describe,
+        "rule": fitted.rule.name,
+        "rule_params": fitted.rule.params(),
+        "fitted_on": fitted.fitted_on,
+        "condition": condition,
+        "strangers": strangers if condition == "ood" else None,
+        "level": None,
+        "metric": name,
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "episodes": config.episodes if condition == "id" else min(config.stranger_episodes, config.episodes),
+    }
+
+
+def _reliability(fitted: FittedRule, scores: Scores, bins: int) -> dict[str, Any]:
+    table: dict[str, Any] = {"rule": fitted.rule.name}
+    for condition, rows in (("id", scores.known), ("ood", ~scores.known)):
+        if rows.any():
+            columns = zip(("count", "confidence", "accuracy"), reliability(scores, rows, bins), strict=True)
+            table[condition] = {k: [None if np.isnan(x) else float(x) for x in v] for k, v in columns}
+    return table
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Versions, device, threads and code revision: what a figure depends on besides its seed."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "fewsure": fewsure.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type} ({name})",
+        "threads": torch.get_num_threads(),
+        "revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    """The commit of the code, marked when the tree differs from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()

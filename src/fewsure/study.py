@@ -1,0 +1,104 @@
+"""A study: many runs, each trained, calibrated and evaluated in a folder of its own, and what they say together."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fewsure import persist
+from fewsure.calibrate import calibrate
+from fewsure.config import CalibrateConfig, EvaluateConfig, ReproduceConfig, TrainConfig
+from fewsure.data import DATASETS
+from fewsure.errors import FewsureError, unknown_name
+from fewsure.evaluate import evaluate
+from fewsure.methods import method_class
+from fewsure.train import check_positive, train
+
+#: Ten classes make a step of meta-Gaussians as long as four of the others.
+TASKS_PER_STEP = {"gaussians": 4}
+#: The ID ECE, in points, that the open-set rule may spend on each family.
+ECE_BUDGET = {"gaussians": 2.0}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study: where it lives, and everything it is told."""
+
+    folder: Path
+    train: TrainConfig
+    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    @property
+    def done(self) -> bool:
+        path = self.folder / persist.RESULTS
+        if not path.exists():
+            return False
+        about = persist.read_json(path)["about"]
+        told = (asdict(self.train), asdict(self.evaluate))
+        return (about["train"], about["evaluate"]) == told
+
+    def __call__(self) -> list[dict[str, Any]]:
+        """Do what is left to do, and return the result rows."""
+        if not self.done:
+            train(self.train, self.folder)
+            calibrate(self.folder, self.calibrate)
+            evaluate(self.folder, self.evaluate)
+        return persist.read_json(self.folder / persist.RESULTS)["rows"]
+
+
+def toy_runs(config: ReproduceConfig, out: str | Path) -> list[Run]:
+    """The runs of the toy study."""
+    check_positive(config, "seeds", "train_tasks", "jobs")
+    runs = []
+    for dataset in config.datasets:
+        if dataset not in DATASETS:
+            raise unknown_name("dataset", dataset, DATASETS)
+        for method in config.methods:
+            ranks = config.ranks if method_class(method).ranked else (None,)
+            for rank in ranks:
+                if rank is not None and rank < 0:
+                    raise FewsureError(f"rank {rank} is negative: give 0 (a diagonal covariance) or more")
+                for seed in range(config.seed, config.seed + config.seeds):
+                    name = method if rank is None else f"{method}-{rank}"
+                    told = {"seed": seed, "device": config.device}
+                    runs.append(
+                        Run(
+                            Path(out) / dataset / name / f"seed{seed}",
+                            TrainConfig(
+                                dataset=dataset,
+                                method=method,
+                                rank=rank,
+                                train_tasks=config.train_tasks,
+                                tasks_per_step=TASKS_PER_STEP.get(dataset, 16),
+                                pool=config.pool or None,
+                                **told,
+                            ),
+                            CalibrateConfig(ece_budget=ECE_BUDGET.get(dataset, 1.5), **told),
+                            EvaluateConfig(**told),
+                        )
+                    )
+    return runs
+
+
+def run_all(runs: Sequence[Run], jobs: int, say: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Do every run, some at a time, each on one thread; all rows, in the order of the runs."""
+    rows: dict[Path, list[dict[str, Any]]] = {}
+    # Fresh processes: a forked torch inherits locked thread pools.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        futures = {pool.submit(run): run for run in runs}
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                run = futures[future]
+                rows[run.folder] = future.result()
+                say(f"[{done}/{len(runs)}] {run.folder}")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [row for run in runs for row in rows[run.folder]]
