@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fewsure.calibrate import load_rule as load_rule
     from fewsure.data import source as source
     from fewsure.episodes import Episodes as Episodes
     from fewsure.episodes import generator as generator
@@ -44,6 +45,7 @@ _PUBLIC = {
     "build": "methods",
     "generator": "episodes",
     "load": "persist",
+    "load_rule": "calibrate",
     "save": "persist",
     "source": "data",
 }

@@ -40,7 +40,7 @@ class FC(nn.Sequential):
     ) -> None:
         if len(shape) != 1:
             raise FewsureError(f"backbone 'fc' takes vectors, not inputs of shape {shape}: choose a backbone for these")
-        layers: list[nn.Module] = [nn.Linear(shape[0], width), nn.ReLU()]
+        layers: list[nn.Module] = [nn.Linear(shape[0], width)]
         for _ in range(blocks):
             block = nn.Sequential(bound(nn.Linear(width, width), c), nn.ReLU(), nn.Dropout(dropout))
             layers.append(Residual(block))
@@ -48,6 +48,11 @@ class FC(nn.Sequential):
         self.features = features
 
     def forward(self, input: Float[Tensor, "*b d"]) -> Float[Tensor, "*b features"]:
+        if input.shape[-1] != self[0].in_features:
+            raise FewsureError(
+                f"inputs have {input.shape[-1]} features and this backbone takes {self[0].in_features}: "
+                "build the method with the shape of your inputs"
+            )
         return super().forward(input)
 
 

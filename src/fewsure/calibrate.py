@@ -14,13 +14,13 @@ from fewsure import persist
 from fewsure.config import CalibrateConfig
 from fewsure.data import source as build_source
 from fewsure.episodes import Source, generator
-from fewsure.errors import FewsureError
+from fewsure.errors import FewsureError, unknown_name
 from fewsure.metrics import expected_calibration_error
 from fewsure.paper import id_ece
 from fewsure.predicting import predict_all
 from fewsure.rules import LogitNormal, OpenSet, Rule, Softmax, build_rule, fold_unknown
 from fewsure.rules.rule import only
-from fewsure.task import Method, Prediction
+from fewsure.task import Prediction
 from fewsure.train import check_device, check_positive
 
 CURVE = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 40.0, 80.0)  # temperatures at which the choice of T is shown
@@ -52,7 +52,7 @@ def calibrate(folder: str | Path, config: CalibrateConfig, *, out: str | Path | 
     """Calibrate the run in `folder`, and leave its rules there or, with the model, in another folder."""
     device = check_device(config.device)
     check_positive(config, "episodes", "pi", "ece_budget", "temperature_cap")
-    train = persist.read_config(folder)["train"]
+    train = persist.read_run(folder)["train"]
     method = persist.load(folder)
     source = build_source(train["dataset"], way=config.way, shot=config.shot)
     draw = generator(config.seed, source.name, "calibrate")
@@ -127,4 +127,15 @@ def read_rules(folder: str | Path) -> list[FittedRule]:
     path = Path(folder) / persist.RULES
     if not path.exists():
         raise FewsureError(f"{folder} has no {persist.RULES}: run `fewsure calibrate {folder}` first")
-    return [FittedRule.from_json(entry) for entry in persist.read_json(path)["rules"]]
+    try:
+        return [FittedRule.from_json(entry) for entry in persist.read_json(path)["rules"]]
+    except (KeyError, TypeError) as error:
+        raise FewsureError(f"{path} does not hold fitted rules ({error!r}): calibrate the run again") from error
+
+
+def load_rule(folder: str | Path, name: str = "open-set") -> Rule:
+    """The rule of a calibrated run folder, by name, at its headline setting."""
+    for fitted in read_rules(folder):
+        if fitted.rule.name == name and fitted.headline:
+            return fitted.rule
+    raise unknown_name(f"rule in {folder}", name, [f.rule.name for f in read_rules(folder) if f.headline])

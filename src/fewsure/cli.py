@@ -7,10 +7,11 @@ the parser import anything.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -62,7 +63,7 @@ def _demo(told: Namespace) -> None:
         methods=("protonet-sn", "protosngp", "protomahalanobis"),
         ranks=(4,),
         seeds=1,
-        train_tasks=told.train_tasks,
+        steps=told.steps,
         seed=told.seed,
         device=told.device,
         jobs=max(1, min(4, os.cpu_count() or 1)),
@@ -76,11 +77,11 @@ def _study(config: ReproduceConfig, out: str) -> None:
     from fewsure.report.terminal import print_table
     from fewsure.study import run_all, toy_runs
 
-    persist.writable_folder(out)
     runs = toy_runs(config, out)
+    persist.writable_folder(out)
     print(f"{len(runs)} runs, {config.jobs} at a time, into {out}; what is done already is kept", flush=True)
     rows = run_all(runs, config.jobs, lambda line: print(line, flush=True))
-    persist.write_json(Path(out) / persist.RESULTS, {"rows": rows})
+    persist.write_rows(Path(out) / persist.RESULTS, rows)
     path = write_report([run.folder for run in runs], out, seed=config.seed, device=config.device)
     print_table(rows)
     print(f"report: {path}")
@@ -134,7 +135,7 @@ def _scalars(verb: ArgumentParser, config: type) -> None:
 
 
 def _add_demo(verb: ArgumentParser) -> None:
-    verb.add_argument("--train_tasks", type=int, default=8_000, help="training tasks of each run")
+    verb.add_argument("--steps", type=int, default=1_000, help="optimiser steps of each run")
     _seed_and_device(verb)
     _common(verb, "runs/demo")
 
@@ -155,9 +156,28 @@ VERBS: dict[str, tuple[str, Callable[[ArgumentParser], None], Callable[[Namespac
 }
 
 
+class OneLineParser(ArgumentParser):
+    """A parser that reports a mistake as everything else here does: in one line, with exit code 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        told_by = (getattr(ex, "subcommand_parser", None) or self).prog.replace(" [options]", "")
+        print(f"{told_by}: {_one_line(message)} (see {told_by} --help)", file=sys.stderr)
+        self.exit(2)
+
+
+def _one_line(message: str) -> str:
+    """jsonargparse's report of a mistake, which may take ten lines, in one."""
+    message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message).replace("NoneType", "null")
+    message = re.sub(r'^Parser key "(\w+)"( element \d+)?:', r"--\1\2:", message.strip())
+    union = re.fullmatch(r"(--\w+:).*Subtypes: \[([^\n]*)\]\n.*Given value: (.*)", message, re.DOTALL)
+    if union:
+        message = f"{union[1]} expected {' or '.join(union[2].split(', '))}, got {union[3]}"
+    return " ".join(message.replace("Expected a typing.Literal", "Expected one of ").split())
+
+
 def parser() -> ArgumentParser:
     """The whole command line."""
-    top = ArgumentParser(
+    top = OneLineParser(
         prog="fewsure",
         description="Few-shot classification that is sure only when it should be.",
         epilog=EPILOG,
@@ -165,7 +185,7 @@ def parser() -> ArgumentParser:
     )
     verbs = top.add_subcommands(dest="verb", metavar="VERB")
     for name, (summary, add, _) in VERBS.items():
-        verb = ArgumentParser(description=f"{summary[0].upper()}{summary[1:]}.")
+        verb = OneLineParser(description=f"{summary[0].upper()}{summary[1:]}.")
         verb.add_argument("--config", action="config", help="read flags from a YAML or JSON file")
         add(verb)
         verbs.add_subcommand(name, verb, help=summary)
@@ -180,7 +200,11 @@ def _fields(told: Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a verb; the exit code."""
-    told = parser().parse_args(arguments)
+    whole = parser()
+    try:
+        told = whole.parse_args(arguments)
+    except (OSError, UnicodeError) as error:  # a configuration file that is not text, or cannot be read
+        whole.error(f"cannot read the configuration: {error}")
     verb = told.verb
     try:
         VERBS[verb][2](told[verb])

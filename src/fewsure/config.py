@@ -41,8 +41,8 @@ class TrainConfig:
     backbone: str = "fc"
     train_way: int | None = None
     train_shot: int | None = None
-    train_tasks: int = 32_000
-    tasks_per_step: int = 16
+    train_tasks: int = 16_000
+    tasks_per_step: int = 4
     pool: int | None = None
     learning_rate: float = 1e-3
     schedule: Literal["constant", "halving", "cosine"] = "constant"
@@ -113,8 +113,8 @@ class ReproduceConfig:
         methods: methods
         ranks: ranks of the methods that have one (0 is the paper's "Diag")
         seeds: how many seeds, counted from `seed`
-        train_tasks: training tasks of each run
-        pool: size of a finite pool of training tasks (0: every task is new)
+        steps: optimiser steps of each run
+        pool: size of a finite pool of training tasks (default: every task is new)
         jobs: runs at a time, each on one thread
         seed: the first seed
         device: cpu, cuda or another torch device
@@ -124,8 +124,8 @@ class ReproduceConfig:
     methods: tuple[str, ...] = ("protonet", "protonet-sn", "protoddu", "protosngp", "protomahalanobis")
     ranks: tuple[int, ...] = (0, 1, 4, 16, 64)
     seeds: int = 3
-    train_tasks: int = 32_000
-    pool: int = 0
+    steps: int = 4_000
+    pool: int | None = None
     jobs: int = 2
     seed: int = 0
     device: str = "cpu"

@@ -23,14 +23,15 @@ from fewsure.calibrate import CURVE, PRIORS, FittedRule, read_rules
 from fewsure.config import EvaluateConfig
 from fewsure.data import source as build_source
 from fewsure.episodes import generator
-from fewsure.metrics import METRICS, OF_PREDICTION, Estimate, Scores, measure, reliability
+from fewsure.errors import FewsureError
+from fewsure.metrics import METRICS, OF_PREDICTION, Estimate, Scores, measure, reliability, value
 from fewsure.predicting import predict_all
 from fewsure.rules import LogitNormal, OpenSet, Rule, Softmax, fold_unknown
 from fewsure.task import Prediction
 from fewsure.train import check_device, check_positive
 
 REPLICATES = "replicates.safetensors"
-FRONTIER_STRANGERS = 500  # of each episode's strangers, evenly spaced: the frontier asks many rules
+FRONTIER_STRANGERS = 200  # of each episode's strangers, evenly spaced: the frontier asks many rules
 EVEN_ODDS = 0.5
 
 
@@ -67,10 +68,12 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
     """Evaluate the calibrated run in `folder`; write results, frontier and replicates there or to another folder."""
     device = check_device(config.device)
     check_positive(config, "episodes", "bins")
-    target = persist.writable_folder(out or folder)
-    run = persist.read_config(folder)
+    if config.stranger_episodes < 0:
+        raise FewsureError(f"stranger_episodes is {config.stranger_episodes}: expected 0 or more")
+    run = persist.read_run(folder)
     method, rules = persist.load(folder), read_rules(folder)
     source = build_source(run["train"]["dataset"], way=config.way, shot=config.shot)
+    target = persist.writable_folder(out or folder)
     draw = generator(config.seed, source.name, "test")
     shown = min(config.stranger_episodes, config.episodes)
     batches = [
@@ -82,15 +85,18 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
 
     describe = {**_columns(run), "way": source.way, "shot": source.shot, "seed": run["train"]["seed"]}
     rows, replicates, tables = [], {}, []
+    shared: dict[tuple[str, str], Estimate | None] = {}  # what does not depend on the rule is measured once
     for fitted in (rule for rule in rules if rule.headline):
         scores = _score_all(predictions, fitted.rule, config.seed)
         tables.append(_reliability(fitted, scores, config.bins))
         for condition, name in METRICS:
-            estimate = measure(scores, condition, name, bins=config.bins)
+            estimate = shared.get((condition, name)) or measure(scores, condition, name, bins=config.bins)
+            if name in OF_PREDICTION:
+                shared[condition, name] = estimate
             if estimate is not None:
                 row = _row(describe, fitted, condition, name, estimate, source.test_strangers, config)
                 rows.append(row)
-                replicates[f"{fitted.rule.name}/{condition}/{name}"] = torch.from_numpy(estimate.replicates)
+                replicates[f"{fitted.rule.name}/{condition}/{name}"] = torch.tensor(estimate.replicates)
     points = _frontier(predictions, rules, config)
     about = {**provenance(device), "evaluate": asdict(config), "train": run["train"], "model": run["model"]}
     persist.write_json(target / persist.FRONTIER, {"about": about, "run": describe, "points": points})
@@ -141,8 +147,7 @@ def _frontier(
             ("ood", "ece"),
             ("ood", "open_score"),
         ):
-            estimate = measure(scores, condition, name, bins=config.bins)
-            point[f"{condition}_{name}"] = None if estimate is None else estimate.value
+            point[f"{condition}_{name}"] = value(scores, condition, name, bins=config.bins)
         points.append(point)
     return points
 

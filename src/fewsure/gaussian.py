@@ -1,13 +1,15 @@
 """Gaussians with diagonal plus low-rank covariance, `Sigma = diag(lambda) + Phi Phi^T`, and the task they make.
 
-Nothing else in the package knows this algebra. With `A = Phi^T Lambda^-1` and `C = I + A Phi`,
+Nothing else in the package knows this algebra. Everything happens in whitened space, `x = Lambda^-1/2 dz` and
+`B = Lambda^-1/2 Phi`. With the Cholesky factor `L L^T = I + B^T B` and `P = L^-1 B^T`,
 
-    y = C^-1 A dz,   d2 = sum((dz - Phi y)^2 / lambda) + |y|^2,   logdet Sigma = sum(log lambda) + logdet C.
+    d2 = |x - P^T P x|^2 + |L^-T P x|^2,   logdet Sigma = sum(log lambda) + logdet(I + B^T B).
 
-The distance is a sum of squares: never negative, and in single precision it keeps digits that
-`dz^T Lambda^-1 dz - ...` loses. Small matrices are made and factorised in float64: in plain float32, factors of size
-1e3 make the Cholesky fail. With more factors than features the d x d covariance is factorised in place of C, by
-`C^-1 A = Phi^T Sigma^-1`.
+The distance is a sum of squares: never negative. `P` and `L^-1` are parts of an orthogonal matrix, so that rounding
+moves what is squared by no more than some units in the last place of |x|, whatever the size of the factors; forms that
+subtract squares, or that multiply by Phi, lose digits where Phi is large. The small matrices are made and factorised in
+float64: in float32, factors of size 1e3 make the Cholesky fail. With more factors than features, `I + B B^T` is
+factorised in place of `I + B^T B`, and `d2 = |L^-1 x|^2`.
 """
 
 from __future__ import annotations
@@ -35,32 +37,45 @@ class Gaussians:
     def rank(self) -> int:
         return self.factors.shape[-1]
 
+    @property
+    def _wide(self) -> bool:
+        """More factors than features: the d x d matrix is the smaller."""
+        return self.rank > self.factors.shape[-2]
+
     @cached_property
-    def _solved(self) -> tuple[Float[Tensor, "*#b r d"], Float[Tensor, "*#b"]]:
-        """`C^-1 A` and `logdet Sigma`, once for all queries."""
-        diag, factors = self.diag.double(), self.factors.double()
-        logdet = diag.log().sum(-1)
-        if self.rank == 0:
-            return self.factors.mT, logdet.to(self.diag.dtype)
-        # cholesky_ex does not wait for the device as cholesky does; both matrices are positive definite.
-        if self.rank <= factors.shape[-2]:
-            a = factors.mT / diag.unsqueeze(-2)
-            identity = torch.eye(self.rank, dtype=a.dtype, device=a.device)
-            root = torch.linalg.cholesky_ex(identity + a @ factors).L
-            solved = torch.cholesky_solve(a, root)
-            logdet = logdet + 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        else:
-            root = torch.linalg.cholesky_ex(torch.diag_embed(diag) + factors @ factors.mT).L
-            solved = torch.cholesky_solve(factors, root).mT
-            logdet = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return solved.to(self.diag.dtype), logdet.to(self.diag.dtype)
+    def _whitened(self) -> Float[Tensor, "*#b d r"]:
+        """`B` in float64."""
+        return self.factors.double() * self.diag.double().rsqrt().unsqueeze(-1)
+
+    @cached_property
+    def _inverse_root(self) -> Float[Tensor, "*#b s s"]:
+        """`L^-1` in float64, of the smaller matrix."""
+        b = self._whitened
+        gram = b @ b.mT if self._wide else b.mT @ b
+        identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        # cholesky_ex does not wait for the device as cholesky does; the matrix is positive definite.
+        root = torch.linalg.cholesky_ex(identity + gram).L
+        return torch.linalg.solve_triangular(root, identity.expand_as(gram), upper=False)
+
+    @cached_property
+    def _projection(self) -> Float[Tensor, "*#b s d"]:
+        """In float64, `P`, or `L^-1` where the matrix is d x d."""
+        if self._wide:
+            return self._inverse_root
+        return self._inverse_root @ self._whitened.mT
+
+    @cached_property
+    def _ready(self) -> tuple[Float[Tensor, "*#b s d"], Float[Tensor, "*#b s s"]]:
+        """What every query is multiplied by, once for all of them."""
+        return self._projection.to(self.diag.dtype), self._inverse_root.to(self.diag.dtype)
 
     @property
     def logdet(self) -> Float[Tensor, "*#b"]:
         """log |Sigma| (Eq. 9 of the paper, the determinant lemma, for all factors at once)."""
-        return self._solved[1]
+        growth = self._inverse_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return (self.diag.double().log().sum(-1) - 2 * growth).to(self.diag.dtype)
 
-    def squared_distance(self, z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q"]:
+    def squared_distance(self, z: Float[Tensor, "*#b q d"]) -> Float[Tensor, "*b q"]:
         """(z - mean)^T Sigma^-1 (z - mean)."""
         if z.shape[-1] != self.mean.shape[-1]:
             raise FewsureError(
@@ -68,16 +83,16 @@ class Gaussians:
                 "embed both with the same method"
             )
         # Subtracting first keeps a large common offset from eating the digits of the difference.
-        dz = z - self.mean.unsqueeze(-2)
-        scale = self.diag.unsqueeze(-2).reciprocal()
+        x = (z - self.mean.unsqueeze(-2)) * self.diag.rsqrt().unsqueeze(-2)
         if self.rank == 0:
-            return (dz.square() * scale).sum(-1)
-        solved, _ = self._solved
-        y = dz @ solved.mT
-        rest = dz - y @ self.factors.mT
-        return (rest.square() * scale).sum(-1) + y.square().sum(-1)
+            return x.square().sum(-1)
+        projection, inverse_root = self._ready
+        y = x @ projection.mT
+        if self._wide:
+            return y.square().sum(-1)
+        return (x - y @ projection).square().sum(-1) + (y @ inverse_root).square().sum(-1)
 
-    def log_density(self, z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q"]:
+    def log_density(self, z: Float[Tensor, "*#b q d"]) -> Float[Tensor, "*b q"]:
         """log N(z; mean, Sigma) without the constant `d/2 log 2 pi`, which every class shares."""
         return -0.5 * (self.squared_distance(z) + self.logdet.unsqueeze(-1))
 
@@ -86,11 +101,12 @@ class Gaussians:
         return torch.diag_embed(self.diag) + self.factors @ self.factors.mT
 
     def precision(self) -> Float[Tensor, "*#b d d"]:
-        """Sigma^-1, dense, by the Woodbury identity `Lambda^-1 (I - Phi C^-1 A)`."""
-        solved, _ = self._solved
-        identity = torch.eye(self.diag.shape[-1], dtype=torch.float64, device=self.diag.device)
-        dense = (identity - self.factors.double() @ solved.double()) / self.diag.double().unsqueeze(-1)
-        return (0.5 * (dense + dense.mT)).to(self.diag.dtype)
+        """Sigma^-1, dense: `Lambda^-1/2 (I - P^T P) Lambda^-1/2`, the Woodbury identity."""
+        square = self._projection.mT @ self._projection
+        if not self._wide:
+            square = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device) - square
+        scale = self.diag.double().rsqrt()
+        return (scale.unsqueeze(-1) * square * scale.unsqueeze(-2)).to(self.diag.dtype)
 
     def eigenvalues(self) -> Float[Tensor, "*#b d"]:
         """Eigenvalues of Sigma, ascending; those of the precision are their reciprocals."""

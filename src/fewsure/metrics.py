@@ -22,7 +22,7 @@ Weighted = Callable[[Float[Array, " episodes"]], float]
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What metrics need of every query. Labels of strangers are arbitrary, drawn uniformly, as in the paper's tables."""
+    """What metrics need of every query. Strangers' labels are arbitrary, drawn uniformly, as in the paper's tables."""
 
     episode: Int[Array, " q"]
     known: Bool[Array, " q"]
@@ -260,13 +260,24 @@ def resamples(episodes: int, count: int = RESAMPLES) -> Float[Array, "count epis
 
 
 def measure(scores: Scores, condition: str, name: str, *, bins: int = BINS) -> Estimate | None:
-    """One metric of the table; None where it is undefined (no queries of its kind, or a rule without an unknown)."""
-    if not scores.known.any() or (condition == "ood" and scores.known.all()):
-        return None
-    if name == "open_score" and not np.isfinite(scores.open_loss).all():
+    """One metric of the table with its interval; None where it is undefined (no queries of its kind, or a rule without
+    an unknown)."""
+    if not _defined(scores, condition, name):
         return None
     metric = METRICS[condition, name](scores, bins)
-    weights = resamples(scores.episodes)
     with np.errstate(invalid="ignore", divide="ignore"):  # a resample of few episodes may draw no stranger at all
-        replicates = np.array([metric(w) for w in weights])
+        replicates = np.array([metric(w) for w in resamples(scores.episodes)])
     return Estimate(metric(np.ones(scores.episodes)), replicates)
+
+
+def value(scores: Scores, condition: str, name: str, *, bins: int = BINS) -> float | None:
+    """One metric of the table without its interval, or None where it is undefined."""
+    if not _defined(scores, condition, name):
+        return None
+    return METRICS[condition, name](scores, bins)(np.ones(scores.episodes))
+
+
+def _defined(scores: Scores, condition: str, name: str) -> bool:
+    if not scores.known.any() or (condition == "ood" and scores.known.all()):
+        return False
+    return name != "open_score" or bool(np.isfinite(scores.open_loss).all())

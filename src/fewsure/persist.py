@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A list of rows as JSON, a line a row, so that a change of one value is a change of one line."""
+    write_bytes(path, ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
@@ -103,13 +109,24 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """The configuration of a run folder that says how its method was trained, as one that `fewsure train` left does."""
+    config = read_config(folder)
+    if "dataset" not in config.get("train", {}):
+        raise FewsureError(f"{folder} does not say what its method was trained on: make it with `fewsure train`")
+    return config
+
+
 def load(folder: str | Path) -> Method:
     """Load a method from a run folder, ready to predict (in evaluation mode)."""
     config = read_config(folder)
-    spec = dict(config["model"])
-    options = spec.pop("options", {})
-    spec["shape"] = tuple(spec["shape"])
-    method = build(spec.pop("method"), **spec, **options)
+    try:
+        spec = dict(config["model"])
+        options = spec.pop("options", {})
+        spec["shape"] = tuple(spec["shape"])
+        method = build(spec.pop("method"), **spec, **options)
+    except (KeyError, TypeError) as error:
+        raise FewsureError(f"{Path(folder) / CONFIG} does not describe a method ({error!r})") from error
     tensors, _ = read_tensors(Path(folder) / MODEL)
     try:
         method.load_state_dict(tensors)

@@ -63,10 +63,10 @@ def bounded(model: nn.Module) -> Iterator[tuple[SoftBound, Tensor]]:
     """Every bound in a model with the raw weight that it holds down."""
     for module in model.modules():
         if parametrize.is_parametrized(module, "weight"):
-            parts = module.parametrizations["weight"]  # pyright: ignore[reportIndexIssue]
-            for part in parts:
+            parts = module.get_submodule("parametrizations.weight")
+            for part in parts.children():
                 if isinstance(part, SoftBound):
-                    yield part, parts.original
+                    yield part, parts.get_parameter("original")
 
 
 def step(model: nn.Module) -> None:

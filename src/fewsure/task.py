@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from fewsure.episodes import Episodes
 from fewsure.errors import FewsureError
+
+AnyTask = TypeVar("AnyTask", bound="Task")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ class Task(ABC):
     def spec(self) -> dict[str, Any]:
         return {f.name: v for f in fields(self) if not isinstance(v := getattr(self, f.name), Tensor)}
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: AnyTask, device: torch.device | str) -> AnyTask:
         return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
 
@@ -122,7 +124,12 @@ class Method(nn.Module, ABC):
 
     def predict(self, episodes: Episodes) -> Prediction:
         """Embed, adapt and predict, support and queries in one pass through the backbone."""
-        e, n, k = episodes.mask.shape
+        if episodes.support.shape[3:] != episodes.query.shape[2:]:
+            raise FewsureError(
+                f"support examples of shape {tuple(episodes.support.shape[3:])} and queries of shape "
+                f"{tuple(episodes.query.shape[2:])}: expected the same features in both"
+            )
+        _, n, k = episodes.mask.shape
         items = torch.cat([episodes.support.flatten(1, 2), episodes.query], dim=1)
         features = self.embed(items)
         task = self.adapt(features[:, : n * k].unflatten(1, (n, k)), episodes.mask)
@@ -134,7 +141,7 @@ class Method(nn.Module, ABC):
         logits = self.predict(episodes).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1), episodes.labels.flatten(), ignore_index=-1)
 
-    def fit(self, embeddings: Float[Tensor, "items d"], labels: Tensor) -> None:  # noqa: B027
+    def fit(self, embeddings: Float[Tensor, "items d"], labels: Tensor) -> None:
         """A closed-form stage after, or in place of, training. Most methods have none."""
 
 

@@ -42,6 +42,7 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool | None = No
     """
     device = check_device(config.device)
     check_positive(config, "train_tasks", "tasks_per_step", "validate_every", "validation_tasks", "learning_rate")
+    check_positive(config, *(name for name in ("pool", "patience") if getattr(config, name) is not None))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derive_seed(config.seed, "weights and dropout"))
         source = build_source(config.dataset, way=config.train_way, shot=config.train_shot)
@@ -49,7 +50,6 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool | None = No
         folder = persist.writable_folder(folder)
         validation = source.draw(config.validation_tasks, generator(config.seed, config.dataset, "select")).to(device)
         if config.pool is not None:
-            check_positive(config, "pool")
             source = Pool(source, config.pool, generator(config.seed, config.dataset, "pool", device=device))
         loop = Loop(method, source, validation, config, folder, device)
         loop.resume()
@@ -120,8 +120,13 @@ class Loop:
     def validate(self, loss: Tensor) -> None:
         """Validation NLL of the deterministic logits, a log line, and the best weights so far."""
         self.method.eval()
-        with torch.no_grad():
-            nll = Method.loss(self.method, self.validation.map(self.source.gather)).item()
+        try:
+            with torch.no_grad():
+                nll = Method.loss(self.method, self.validation.map(self.source.gather)).item()
+        except FewsureError:  # a method refuses embeddings that are no numbers, as those of its own support
+            if loss.isfinite():
+                raise
+            nll = math.nan
         if not math.isfinite(nll):
             raise FewsureError(
                 f"validation NLL is {nll} after {self.step} steps: training diverged; try a smaller learning_rate "
@@ -158,6 +163,8 @@ class Loop:
             (self.folder / LOG).unlink(missing_ok=True)
             return
         tensors, metadata = persist.read_tensors(path)
+        if not {"config", "state"} <= metadata.keys():
+            raise FewsureError(f"{path} is not a checkpoint of fewsure: give another --out, or delete it")
         _check_same_config(json.loads(metadata["config"]), asdict(self.config), self.folder)
         state = json.loads(metadata["state"])
         self.step, self.best_nll, self.since_best = state["step"], state["best_nll"], state["since_best"]
@@ -165,7 +172,12 @@ class Loop:
         for name, tensor in tensors.items():
             group, key = name.split(".", 1)
             groups[group][key] = tensor
-        self.method.load_state_dict(groups["method"])
+        try:
+            self.method.load_state_dict(groups["method"])
+        except RuntimeError as error:
+            raise FewsureError(
+                f"{path} holds weights of another shape, perhaps of another version: give another --out, or delete it"
+            ) from error
         self.best = {k: v.to(self.device) for k, v in groups["best"].items()}
         adam = self.optimiser.state_dict()
         for key, tensor in groups["adam"].items():
@@ -176,9 +188,11 @@ class Loop:
         torch.set_rng_state(groups["rng"]["global"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(groups["rng"]["cuda"], self.device)
-        rows = [json.loads(line) for line in (self.folder / LOG).read_text().splitlines() if line.endswith("}")]
+        log = self.folder / LOG
+        lines = log.read_text().splitlines() if log.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may have cut the last one short
         kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= self.step)
-        persist.write_bytes(self.folder / LOG, kept.encode())
+        persist.write_bytes(log, kept.encode())
 
 
 def _check_same_config(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:

@@ -36,12 +36,14 @@ class Toy(Source):
     max_way: ClassVar[int | None] = 2
 
     def __init__(self, way: int | None = None, shot: int | None = None, queries: int = 50) -> None:
-        self.way, self.shot, self.queries = way or self.way, shot or self.shot, queries
-        if self.way < 1 or self.shot < 1 or (self.max_way is not None and self.way > self.max_way):
+        self.way = self.way if way is None else way
+        self.shot = self.shot if shot is None else shot
+        self.queries = queries
+        if min(self.way, self.shot, queries) < 1 or (self.max_way is not None and self.way > self.max_way):
             limit = "1 or more" if self.max_way is None else f"1 to {self.max_way}"
             raise FewsureError(
-                f"{self.name} with {self.way} classes of {self.shot} examples: expected {limit} classes and a shot "
-                "of 1 or more"
+                f"{self.name} with {self.way} classes of {self.shot} examples and {queries} queries: "
+                f"expected {limit} classes, and a shot and queries of 1 or more"
             )
 
     @abstractmethod

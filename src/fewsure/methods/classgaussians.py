@@ -1,4 +1,4 @@
-"""What the metric methods share: a backbone, prototypes, and a covariance that each of them estimates in its own way."""
+"""What the metric methods share: a backbone, prototypes, and a covariance that each estimates in its own way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from fewsure.errors import FewsureError
 from fewsure.gaussian import GaussianTask
 from fewsure.task import Method
 
@@ -26,6 +27,11 @@ class ClassGaussians(Method):
         return self.backbone(x)
 
     def task(self, support: Float[Tensor, "e n k d"], mask: Bool[Tensor, "e n k"]) -> GaussianTask:
+        if support.shape[3:] != (self.features,):
+            raise FewsureError(
+                f"support embeddings of shape {tuple(support.shape[3:])}: expected vectors of {self.features} "
+                "features; embed them with this method"
+            )
         prototypes = support.sum(2) / mask.sum(2).unsqueeze(-1)
         diag, factors = self.covariance(support, mask, prototypes)
         return GaussianTask(prototypes, diag, factors)

@@ -9,7 +9,7 @@ from fewsure.methods.classgaussians import ClassGaussians, Covariance
 
 
 class ProtonetSN(ClassGaussians):
-    """Covariance I / 2 for every class: the logit is then minus the squared distance (Eq. 2) up to a shared constant."""
+    """Covariance I / 2 for every class: the logit is minus the squared distance (Eq. 2) up to a shared constant."""
 
     def covariance(
         self, support: Float[Tensor, "e n k d"], mask: Bool[Tensor, "e n k"], prototypes: Float[Tensor, "e n d"]

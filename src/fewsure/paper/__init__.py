@@ -11,7 +11,7 @@ from typing import Any
 @cache
 def toy_table() -> dict[str, Any]:
     """The appendix tables of the toy experiments, by family; each value with the paper's printed plus-minus."""
-    return json.loads(files(__package__).joinpath("toys.json").read_text())
+    return json.loads(files("fewsure.paper").joinpath("toys.json").read_text())
 
 
 def published(dataset: str, method: str, rank: int | None, condition: str, metric: str) -> tuple[float, float] | None:

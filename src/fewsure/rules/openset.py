@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -53,14 +53,14 @@ class OpenSet(Rule):
         return replace(self, pi=pi)
 
     @classmethod
-    def fit(cls, prediction: Prediction, labels: Int[Tensor, "e q"], *, pi: float = 0.05, **options: Any) -> Self:
+    def fit(cls, prediction: Prediction, labels: Int[Tensor, "e q"], *, pi: float = 0.05, **options: Any) -> OpenSet:
         logits, targets = known_logits(prediction, labels)
         beta = 1.0
         if logits.shape[-1] > 1:  # one class alone has no temperature
             (log_beta,) = minimise(lambda x: torch.nn.functional.cross_entropy(x.exp() * logits, targets), [0.0])
             beta = math.exp(log_beta)
         a, b = _fit_logistic(prediction.strangeness.double(), labels < 0)
-        return cls(beta, a, b, pi)
+        return cls(beta, a, b, pi, **options)
 
 
 def _fit_logistic(strangeness: Float[Tensor, "e q"], unknown: Tensor) -> tuple[float, float]:

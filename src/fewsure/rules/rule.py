@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,7 +38,7 @@ class Rule(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, prediction: Prediction, labels: Int[Tensor, "e q"], **options: Any) -> Self:
+    def fit(cls, prediction: Prediction, labels: Int[Tensor, "e q"], **options: Any) -> Rule:
         """The rule fitted on predictions for calibration episodes; strangers are labelled -1."""
 
     def at_prior(self, pi: float) -> Rule:

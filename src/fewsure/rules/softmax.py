@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewsure.errors import FewsureError
+from fewsure.errors import FewsureError, unknown_name
 from fewsure.rules.rule import Rule, known_logits, minimise, without_unknown
 from fewsure.task import Prediction
 
@@ -42,7 +42,9 @@ class Softmax(Rule):
         *,
         how: Literal["converged", "paper"] = "converged",
         **options: Any,
-    ) -> Self:
+    ) -> Softmax:
+        if how not in ("converged", "paper"):
+            raise unknown_name("way to fit 'softmax'", how, ("converged", "paper"))
         logits, targets = known_logits(prediction, labels)
 
         def nll(temperature: Tensor) -> Tensor:
@@ -50,7 +52,7 @@ class Softmax(Rule):
 
         if how == "converged":
             (log_temperature,) = minimise(lambda x: nll(x.exp()), [0.0])
-            return cls(math.exp(log_temperature))
+            return cls(math.exp(log_temperature), **options)
         temperature = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
         optimiser = torch.optim.LBFGS([temperature], lr=0.001, max_iter=50)
 
@@ -62,4 +64,4 @@ class Softmax(Rule):
 
         with torch.enable_grad():
             optimiser.step(closure)
-        return cls(temperature.item())
+        return cls(temperature.item(), **options)
