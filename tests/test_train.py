@@ -23,13 +23,13 @@ from fewsure.episodes import Pool, generator
 from fewsure.errors import FewsureError
 from fewsure.methods.classgaussians import ClassGaussians
 from fewsure.task import Method
-from fewsure.train import CHECKPOINT, LOG, SCHEDULES, Loop, train
+from fewsure.train import CHECKPOINT, SCHEDULES, Loop, train
 
 TINY = TrainConfig(rank=1, train_tasks=60, tasks_per_step=2, validate_every=7, validation_tasks=4, schedule="cosine")
 
 
 def log(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / persist.LOG).read_text().splitlines()]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def killed_at(step: int, config: TrainConfig, folder: Path) -> None:
 
 
 def test_a_run_leaves_its_configuration_weights_log_and_checkpoint(whole: Path) -> None:
-    assert {path.name for path in whole.iterdir()} == {persist.CONFIG, persist.MODEL, CHECKPOINT, LOG}
+    assert {path.name for path in whole.iterdir()} == {persist.CONFIG, persist.MODEL, CHECKPOINT, persist.LOG}
     assert persist.read_config(whole)["train"] == asdict(TINY)
     rows = log(whole)
     assert [row["step"] for row in rows] == [7, 14, 21, 28, 30]
@@ -135,7 +135,7 @@ def test_a_process_that_is_killed_resumes(tmp_path: Path) -> None:
 
 def test_a_log_ahead_of_its_checkpoint_or_cut_short_is_put_right(whole: Path, tmp_path: Path) -> None:
     killed_at(16, TINY, tmp_path)
-    with open(tmp_path / LOG, "a") as file:
+    with open(tmp_path / persist.LOG, "a") as file:
         file.write(json.dumps({"step": 21, "tasks": 42, "loss": 0.0, "validation_nll": 0.0}) + '\n{"step": 2')
     train(TINY, tmp_path)
     assert_same_run(tmp_path, whole)
@@ -143,7 +143,7 @@ def test_a_log_ahead_of_its_checkpoint_or_cut_short_is_put_right(whole: Path, tm
 
 def test_a_lost_log_does_not_stop_a_run(whole: Path, tmp_path: Path) -> None:
     killed_at(16, TINY, tmp_path)
-    (tmp_path / LOG).unlink()
+    (tmp_path / persist.LOG).unlink()
     train(TINY, tmp_path)
     assert log(tmp_path) == log(whole)[2:]
     assert weights(tmp_path).keys() == weights(whole).keys()
@@ -158,7 +158,7 @@ def test_a_finished_run_is_not_trained_again(whole: Path, tmp_path: Path) -> Non
 
 
 def test_a_new_run_does_not_go_on_with_an_old_log(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / LOG).write_text('{"step": 999}\n')
+    (tmp_path / persist.LOG).write_text('{"step": 999}\n')
     train(TINY, tmp_path)
     assert log(tmp_path) == log(whole)
 
@@ -365,7 +365,7 @@ def test_a_full_disk_leaves_no_halves_and_the_last_checkpoint_whole(
     with pytest.raises(FewsureError, match=r"cannot write .*checkpoint.safetensors \(No space left on device\)"):
         train(TINY, tmp_path)
     assert (tmp_path / CHECKPOINT).read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, LOG}
+    assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, persist.LOG}
     monkeypatch.setattr(os, "fsync", real)
     train(TINY, tmp_path)  # when there is room again
     assert_same_run(tmp_path, whole)

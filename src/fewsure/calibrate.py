@@ -24,7 +24,7 @@ from fewsure.task import Prediction
 from fewsure.train import check_device, check_positive
 
 CURVE = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 40.0, 80.0)  # temperatures at which the choice of T is shown
-PRIORS = torch.logspace(torch.tensor(0.2).log10().item(), torch.tensor(0.005).log10().item(), 20).tolist()
+PRIORS = [0.2 * (0.005 / 0.2) ** (i / 19) for i in range(20)]  # log-spaced, 0.2 to 0.005
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,14 @@ def calibrate(folder: str | Path, config: CalibrateConfig, *, out: str | Path | 
     train = persist.read_run(folder)["train"]
     method = persist.load(folder)
     source = build_source(train["dataset"], way=config.way, shot=config.shot)
+    target = persist.target_folder(folder, out, persist.CONFIG, persist.MODEL, persist.LOG)
     draw = generator(config.seed, source.name, "calibrate")
     episodes = source.draw(config.episodes, draw, strangers=source.calibration_strangers)
     parts = list(predict_all(method, source, episodes, device))
     prediction, labels = Prediction.cat([p for p, _ in parts]), torch.cat([y for _, y in parts])
     fitted = fit_rules(prediction, labels, source, config)
-    if out is not None and Path(out).resolve() != Path(folder).resolve():
-        persist.save(method, out, train=train)
-        folder = out
     content = {"calibrate": asdict(config), "curve": temperature_curve(prediction, labels)}
-    persist.write_json(Path(folder) / persist.RULES, {**content, "rules": [f.to_json() for f in fitted]})
+    persist.write_json(target / persist.RULES, {**content, "rules": [f.to_json() for f in fitted]})
     return fitted
 
 

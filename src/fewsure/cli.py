@@ -64,6 +64,8 @@ def _demo(told: Namespace) -> None:
         ranks=(4,),
         seeds=1,
         steps=told.steps,
+        episodes=50,
+        stranger_episodes=10,
         seed=told.seed,
         device=told.device,
         jobs=max(1, min(4, os.cpu_count() or 1)),
@@ -76,11 +78,19 @@ def _study(config: ReproduceConfig, out: str) -> None:
     from fewsure.report import write_report
     from fewsure.report.terminal import print_table
     from fewsure.study import run_all, toy_runs
+    from fewsure.train import progress_bar
 
     runs = toy_runs(config, out)
     persist.writable_folder(out)
     print(f"{len(runs)} runs, {config.jobs} at a time, into {out}; what is done already is kept", flush=True)
-    rows = run_all(runs, config.jobs, lambda line: print(line, flush=True))
+    with progress_bar(sys.stderr.isatty()) as bar:
+        shown = bar.add_task("runs", total=len(runs))
+
+        def say(line: str) -> None:
+            bar.advance(shown)
+            print(line, flush=True)
+
+        rows = run_all(runs, config.jobs, say)
     persist.write_rows(Path(out) / persist.RESULTS, rows)
     path = write_report([run.folder for run in runs], out, seed=config.seed, device=config.device)
     print_table(rows)

@@ -115,6 +115,8 @@ class ReproduceConfig:
         seeds: how many seeds, counted from `seed`
         steps: optimiser steps of each run
         pool: size of a finite pool of training tasks (default: every task is new)
+        episodes: test tasks of each run
+        stranger_episodes: how many of them are also shown strangers
         jobs: runs at a time, each on one thread
         seed: the first seed
         device: cpu, cuda or another torch device
@@ -126,6 +128,8 @@ class ReproduceConfig:
     seeds: int = 3
     steps: int = 4_000
     pool: int | None = None
+    episodes: int = 100
+    stranger_episodes: int = 50
     jobs: int = 2
     seed: int = 0
     device: str = "cpu"

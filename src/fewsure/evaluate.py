@@ -72,8 +72,9 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
         raise FewsureError(f"stranger_episodes is {config.stranger_episodes}: expected 0 or more")
     run = persist.read_run(folder)
     method, rules = persist.load(folder), read_rules(folder)
+    calibrated = persist.read_json(Path(folder) / persist.RULES)
     source = build_source(run["train"]["dataset"], way=config.way, shot=config.shot)
-    target = persist.writable_folder(out or folder)
+    target = persist.target_folder(folder, out, persist.CONFIG, persist.MODEL, persist.LOG, persist.RULES)
     draw = generator(config.seed, source.name, "test")
     shown = min(config.stranger_episodes, config.episodes)
     batches = [
@@ -98,7 +99,8 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
                 rows.append(row)
                 replicates[f"{fitted.rule.name}/{condition}/{name}"] = torch.tensor(estimate.replicates)
     points = _frontier(predictions, rules, config)
-    about = {**provenance(device), "evaluate": asdict(config), "train": run["train"], "model": run["model"]}
+    told = {"train": run["train"], "calibrate": calibrated["calibrate"], "evaluate": asdict(config)}
+    about = {**provenance(device), **told, "model": run["model"]}
     persist.write_json(target / persist.FRONTIER, {"about": about, "run": describe, "points": points})
     persist.write_tensors(target / REPLICATES, replicates)
     persist.write_json(target / persist.RESULTS, {"about": about, "rows": rows, "reliability": tables})

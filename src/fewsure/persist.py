@@ -18,9 +18,10 @@ from fewsure.methods import build
 from fewsure.task import Method
 
 FORMAT = 1
-CONFIG, MODEL, RULES, RESULTS, FRONTIER = (
+CONFIG, MODEL, LOG, RULES, RESULTS, FRONTIER = (
     "config.json",
     "model.safetensors",
+    "train.jsonl",
     "rules.json",
     "results.json",
     "frontier.json",
@@ -37,6 +38,16 @@ def writable_folder(folder: str | Path) -> Path:
     except OSError as error:
         raise FewsureError(f"cannot write to {folder} ({error.strerror}): give another --out") from error
     return folder
+
+
+def target_folder(folder: str | Path, out: str | Path | None, *names: str) -> Path:
+    """Where a verb that goes on from a run writes: the run's folder, or `out` with the named files of the run."""
+    target = writable_folder(folder if out is None else out)
+    if target.resolve() != Path(folder).resolve():
+        for name in names:
+            if (Path(folder) / name).exists():
+                write_bytes(target / name, (Path(folder) / name).read_bytes())
+    return target
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,13 +43,13 @@ class Run:
         if not path.exists():
             return False
         about = persist.read_json(path)["about"]
-        told = (asdict(self.train), asdict(self.evaluate))
-        return (about["train"], about["evaluate"]) == told
+        told = {"train": self.train, "calibrate": self.calibrate, "evaluate": self.evaluate}
+        return all(about.get(verb) == asdict(config) for verb, config in told.items())
 
     def __call__(self) -> list[dict[str, Any]]:
         """Do what is left to do, and return the result rows."""
         if not self.done:
-            train(self.train, self.folder)
+            train(self.train, self.folder, progress=False)
             calibrate(self.folder, self.calibrate)
             evaluate(self.folder, self.evaluate)
         return persist.read_json(self.folder / persist.RESULTS)["rows"]
@@ -89,7 +91,9 @@ def _toy_run(config: ReproduceConfig, out: Path, dataset: str, method: str, rank
         out / dataset / (method if rank is None else f"{method}-{rank}") / f"seed{seed}",
         train,
         CalibrateConfig(ece_budget=ECE_BUDGET[dataset], seed=seed, device=config.device),
-        EvaluateConfig(seed=seed, device=config.device),
+        EvaluateConfig(
+            episodes=config.episodes, stranger_episodes=config.stranger_episodes, seed=seed, device=config.device
+        ),
     )
 
 
@@ -97,14 +101,25 @@ def run_all(runs: Sequence[Run], jobs: int, say: Callable[[str], object]) -> lis
     """Do every run, some at a time, each on one thread; all rows, in the order of the runs."""
     rows: dict[Path, list[dict[str, Any]]] = {}
     # Fresh processes: a forked torch inherits locked thread pools.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker) as pool:
         futures = {pool.submit(run): run for run in runs}
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 run = futures[future]
                 rows[run.folder] = future.result()
                 say(f"[{done}/{len(runs)}] {run.folder}")
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise FewsureError(
+                    "a run's process was killed (for its memory?): give the same command again, with fewer --jobs"
+                ) from error
             raise
     return [row for run in runs for row in rows[run.folder]]
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    torch.set_num_threads(1)

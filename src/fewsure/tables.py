@@ -11,10 +11,11 @@ from typing import Any
 from fewsure.paper import published
 
 Row = dict[str, Any]
+Column = tuple[str, str, str, str, int]
 #: Quantiles of Student's t at 97.5 %, by degrees of freedom.
 T_975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 #: The toy table's columns: heading, rule ("paper": the method's rule in the paper), condition, metric, digits.
-COLUMNS = (
+COLUMNS: tuple[Column, ...] = (
     ("accuracy", "paper", "id", "accuracy", 2),
     ("NLL", "paper", "id", "nll", 3),
     ("ID ECE", "paper", "id", "ece", 2),
@@ -92,11 +93,11 @@ def cell(
     return Cell(mean, mean - half, mean + half, len(values), paper)
 
 
-def markdown(rows: Sequence[Row], dataset: str) -> str:
+def markdown(rows: Sequence[Row], dataset: str, columns: Sequence[Column] = COLUMNS) -> str:
     """A data set's table: ours, and in brackets the paper's."""
-    lines = ["| | " + " | ".join(name for name, *_ in COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
+    lines = ["| | " + " | ".join(name for name, *_ in columns) + " |", "|---|" + "---|" * len(columns)]
     for model in models(row for row in rows if row["dataset"] == dataset):
-        cells = (cell(rows, dataset, model, *column[1:4]) for column in COLUMNS)
-        texts = ("" if c is None else c.text(column[4]) for c, column in zip(cells, COLUMNS, strict=True))
+        cells = (cell(rows, dataset, model, *column[1:4]) for column in columns)
+        texts = ("" if c is None else c.text(column[4]) for c, column in zip(cells, columns, strict=True))
         lines.append(f"| {label(*model)} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"

@@ -27,7 +27,7 @@ from fewsure.errors import FewsureError
 from fewsure.methods import build
 from fewsure.task import Method
 
-CHECKPOINT, LOG = "checkpoint.safetensors", "train.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "halving": lambda done: 0.5 ** int(4 * done),
@@ -80,12 +80,9 @@ class Loop:
         self.bounds = list(spectral.bounded(self.method))
 
     def run(self, progress: bool) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
-        with Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=not progress
-        ) as bar:
+        with progress_bar(progress) as bar:
             name = self.config.method if self.config.rank is None else f"{self.config.method} rank {self.config.rank}"
-            shown = bar.add_task(f"{self.config.dataset}: {name}", total=self.steps, completed=self.step)
+            shown = bar.add_task(f"{self.config.dataset}: {name}, steps", total=self.steps, completed=self.step)
             while self.step < self.steps and not self.out_of_patience:
                 loss = self.advance(min(self.config.validate_every, self.steps - self.step), lambda: bar.advance(shown))
                 self.validate(loss)
@@ -140,10 +137,10 @@ class Loop:
         tasks = self.step * self.config.tasks_per_step
         row = {"step": self.step, "tasks": tasks, "loss": loss.item(), "validation_nll": nll}
         try:
-            with open(self.folder / LOG, "a") as file:
+            with open(self.folder / persist.LOG, "a") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise FewsureError(f"cannot write {self.folder / LOG} ({error.strerror})") from error
+            raise FewsureError(f"cannot write {self.folder / persist.LOG} ({error.strerror})") from error
 
     def save_checkpoint(self) -> None:
         """One file, so that no kill can leave halves of two checkpoints."""
@@ -160,7 +157,7 @@ class Loop:
     def resume(self) -> None:
         path = self.folder / CHECKPOINT
         if not path.exists():
-            (self.folder / LOG).unlink(missing_ok=True)
+            (self.folder / persist.LOG).unlink(missing_ok=True)
             return
         tensors, metadata = persist.read_tensors(path)
         if not {"config", "state"} <= metadata.keys():
@@ -188,11 +185,19 @@ class Loop:
         torch.set_rng_state(groups["rng"]["global"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(groups["rng"]["cuda"], self.device)
-        log = self.folder / LOG
+        log = self.folder / persist.LOG
         lines = log.read_text().splitlines() if log.exists() else []
         rows = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may have cut the last one short
         kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= self.step)
         persist.write_bytes(log, kept.encode())
+
+
+def progress_bar(shown: bool) -> Progress:
+    """What is done, and how long the rest will take; nothing at all where it is not shown."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    return Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=not shown
+    )
 
 
 def _check_same_config(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:

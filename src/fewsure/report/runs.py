@@ -19,7 +19,6 @@ from fewsure.methods import METHODS
 from fewsure.rules import Rule
 from fewsure.tables import label
 from fewsure.task import Method
-from fewsure.train import LOG
 
 Model = tuple[str, int | None]
 SAMPLES = 4  # random tasks shown of each family
@@ -126,7 +125,7 @@ def read(folder: Path) -> EvaluatedRun:
     frontier = persist.read_json(folder / persist.FRONTIER)
     if not isinstance(results, dict) or not {"about", "rows", "reliability"} <= results.keys() or not results["rows"]:
         raise FewsureError(f"{folder / persist.RESULTS} is not a run's results: run `fewsure evaluate {folder}` again")
-    log = folder / LOG  # a run copied without it loses its training curve, and nothing else
+    log = folder / persist.LOG  # a run copied without it loses its training curve, and nothing else
     lines = log.read_text().splitlines() if log.exists() else []
     return EvaluatedRun(
         folder=folder,
