@@ -7,12 +7,12 @@ anything is timed, all three must give the same differences between the logits o
 from __future__ import annotations
 
 import torch
-from timing import arguments, ratios, show
 from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal
 
 from fewsure import reference
 from fewsure.gaussian import GaussianTask
+from timing import arguments, ratios, show
 
 CLASSES, QUERIES = 5, 75
 SIZES = ((1, 64), (32, 64), (1, 1600))  # episodes at once, features

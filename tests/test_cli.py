@@ -56,7 +56,7 @@ def tiny_study(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(runs, jobs: int, say) -> list:
         return [row for run in runs for row in run()]
 
-    def write_report(runs, out, *, seed: int, device: str) -> Path:
+    def write_report(runs: list[Path], out: str, *, seed: int, device: str) -> Path:
         (Path(out) / "report.html").write_text("report")
         return Path(out) / "report.html"
 
@@ -187,7 +187,7 @@ def test_a_configuration_may_be_json(tmp_path: Path) -> None:
 def test_a_study_is_reproduced_into_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     choice = ["--datasets", "moons", "circles", "--methods", "protonet", "protomahalanobis", "--ranks", "0", "3"]
     assert run("reproduce", "toy", *choice, "--seeds=1", "--steps=2", "--out", tmp_path / "study") == 0
-    rows = json.loads((tmp_path / "study" / "results.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "study" / "results.json").read_text())
     assert {(row["dataset"], row["method"], row["rank"]) for row in rows} == {
         (dataset, method, rank)
         for dataset in ("moons", "circles")
@@ -199,8 +199,19 @@ def test_a_study_is_reproduced_into_its_folder(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("tiny_study")
-def test_the_demo_shows_every_toy_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("demo", "--steps=1", "--out", tmp_path / "demo") == 0
+def test_the_demo_shows_every_toy_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def made_up(runs, jobs: int, say) -> list:
+        asked.extend(runs)
+        numbers = {"condition": "id", "metric": "accuracy", "rule": "softmax", "value": 9.0, "low": 8.0, "high": 9.5}
+        return [{**numbers, **run.train.__dict__} for run in runs]
+
+    monkeypatch.setattr(study, "run_all", made_up)
+    assert run("demo", "--steps=12", "--seed=3", "--out", tmp_path / "demo") == 0
+    assert {(told.train.train_tasks // told.train.tasks_per_step, told.train.seed) for told in asked} == {(12, 3)}
     shown = capsys.readouterr().out
     assert all(f"{name}, 1 seed" in shown for name in ("moons", "circles", "gaussians"))
     assert shown.splitlines()[-1].startswith("report: ")
@@ -284,7 +295,6 @@ def test_a_configuration_that_is_a_folder_is_one_line(tmp_path: Path, capsys: py
 UNWRITABLE = ["file/below", "file", *(place for place in ("/dev/full", "/proc/fewsure") if Path(place).parent.exists())]
 
 
-@pytest.mark.usefixtures("tiny_study")
 @pytest.mark.parametrize("place", UNWRITABLE)
 @every_verb
 def test_an_out_that_cannot_be_written_is_one_line(
@@ -356,7 +366,7 @@ def test_no_class_path_in_a_configuration_is_imported(
 ) -> None:
     file = tmp_path / "config.yaml"
     named = "sentinel_module.Thing"
-    contents = [
+    bad = [
         THING,
         {"class_path": named},
         {"init_args": {"seed": 1}},
@@ -365,7 +375,7 @@ def test_no_class_path_in_a_configuration_is_imported(
         *({name: {"class_path": named}} for name in dests(verb)),
         *({name: [THING]} for name in dests(verb)),
     ]
-    texts = [yaml.safe_dump(content) for content in contents]
+    texts = [yaml.safe_dump(content) for content in bad]
     texts += [f"{name}: !!python/name:{named}\n" for name in dests(verb)]
     texts += [f"{name}: !!python/object/apply:{named} []\n" for name in dests(verb)]
     for text in texts:

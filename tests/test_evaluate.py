@@ -14,8 +14,8 @@ from torch import Tensor
 import fewsure
 from fewsure import evaluate as evaluate_module
 from fewsure import metrics, persist, predicting
-from fewsure.calibrate import CURVE, PRIORS, calibrate, read_rules
-from fewsure.config import CalibrateConfig, EvaluateConfig, TrainConfig
+from fewsure.calibrate import CURVE, PRIORS, read_rules
+from fewsure.config import EvaluateConfig, TrainConfig
 from fewsure.data import source
 from fewsure.episodes import Episodes, generator
 from fewsure.errors import FewsureError
@@ -252,7 +252,7 @@ def test_an_evaluation_repeats_itself(run: Path) -> None:
 def test_every_method_is_shown_the_same_episodes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other"
     train(TrainConfig(method="protonet", train_tasks=8, tasks_per_step=4, validation_tasks=2, seed=3), other)
-    calibrate(other, CalibrateConfig(episodes=3))
+    shutil.copy(run / persist.RULES, other)
     shown: list[list[Tensor]] = []
     real = evaluate_module.predict_all
 
@@ -296,10 +296,12 @@ def test_without_strangers_there_is_no_ood_row(run: Path) -> None:
 
 
 def test_results_may_go_to_another_folder(run: Path, tmp_path: Path) -> None:
-    before = (run / persist.RESULTS).read_bytes()
-    evaluate(run, EvaluateConfig(episodes=2, stranger_episodes=0), out=tmp_path / "out")
+    out, before = tmp_path / "out", (run / persist.RESULTS).read_bytes()
+    evaluate(run, EvaluateConfig(episodes=2, stranger_episodes=0), out=out)
     assert (run / persist.RESULTS).read_bytes() == before
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {persist.RESULTS, persist.FRONTIER, REPLICATES}
+    assert {path.name for path in out.iterdir()} >= {persist.RESULTS, persist.FRONTIER, REPLICATES}
+    for name in (persist.CONFIG, persist.MODEL, persist.RULES):  # which make it a whole run folder
+        assert (out / name).read_bytes() == (run / name).read_bytes()
 
 
 @pytest.mark.parametrize(

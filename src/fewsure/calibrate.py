@@ -19,6 +19,7 @@ from fewsure.metrics import expected_calibration_error
 from fewsure.paper import id_ece
 from fewsure.predicting import predict_all
 from fewsure.rules import LogitNormal, OpenSet, Rule, Softmax, build_rule, fold_unknown
+from fewsure.rules.logitnormal import thinned
 from fewsure.rules.rule import only
 from fewsure.task import Prediction
 from fewsure.train import check_device, check_positive
@@ -52,6 +53,8 @@ def calibrate(folder: str | Path, config: CalibrateConfig, *, out: str | Path | 
     """Calibrate the run in `folder`, and leave its rules there or, with the model, in another folder."""
     device = check_device(config.device)
     check_positive(config, "episodes", "pi", "ece_budget", "temperature_cap")
+    if config.pi >= 1:
+        raise FewsureError(f"pi is {config.pi}: expected a number between 0 and 1")
     train = persist.read_run(folder)["train"]
     method = persist.load(folder)
     source = build_source(train["dataset"], way=config.way, shot=config.shot)
@@ -111,6 +114,7 @@ def temperature_curve(prediction: Prediction, labels: Int[Tensor, "e q"]) -> lis
     """How NLL and ID ECE on the calibration tasks move with T: what the paper's search sees."""
     if prediction.energy is None:
         return []
+    prediction, labels = thinned(prediction, labels)  # as the search has it
     deterministic = -Softmax()(prediction)[..., :-1][labels >= 0].gather(-1, labels[labels >= 0].unsqueeze(-1)).mean()
     rows = []
     for temperature in CURVE:

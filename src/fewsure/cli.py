@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     whole = parser()
     try:
         told = whole.parse_args(arguments)
-    except (OSError, UnicodeError) as error:  # a configuration file that is not text, or cannot be read
+    except Exception as error:  # jsonargparse lets some through: of a file that is not text, a dict for a list, ...
         whole.error(f"cannot read the configuration: {error}")
     verb = told.verb
     try:

@@ -31,7 +31,7 @@ from fewsure.task import Prediction
 from fewsure.train import check_device, check_positive
 
 REPLICATES = "replicates.safetensors"
-FRONTIER_STRANGERS = 200  # of each episode's strangers, evenly spaced: the frontier asks many rules
+FRONTIER_QUERIES = 200  # at most, of each episode's known queries and of its strangers: the frontier asks many rules
 EVEN_ODDS = 0.5
 
 
@@ -48,7 +48,8 @@ def score(
     guess = prediction.logits.argmax(-1, keepdim=True)
     probs = folded.exp()
     brier = probs.square().sum(-1) - 2 * probs.gather(-1, targets).squeeze(-1) + 1
-    even = rule.at_prior(EVEN_ODDS)(prediction)
+    at_even_odds = rule.at_prior(EVEN_ODDS)
+    even = log_probs if at_even_odds == rule else at_even_odds(prediction)
     open_loss = torch.where(known, -even.gather(-1, targets).squeeze(-1), -even[..., -1])
     episode = torch.arange(len(labels)).unsqueeze(-1).expand_as(labels) + first_episode
     columns = (
@@ -108,22 +109,22 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
 
 
 def _score_all(
-    predictions: Sequence[tuple[Prediction, Tensor]], rule: Rule, seed: int, strangers: int | None = None
+    predictions: Sequence[tuple[Prediction, Tensor]], rule: Rule, seed: int, keep: int | None = None
 ) -> Scores:
-    """Scores of all episodes, under the same arbitrary labels for every rule; of at most so many strangers each."""
+    """Scores of all episodes, under the same arbitrary labels for every rule; of at most `keep` queries of a kind."""
     draw, parts, first = generator(seed, "labels of strangers"), [], 0
     for prediction, labels in predictions:
-        if strangers is not None:
-            prediction, labels = _thinned(prediction, labels, strangers)
+        if keep is not None:
+            prediction, labels = _thinned(prediction, labels, keep)
         parts.append(score(prediction, labels, rule, draw, first))
         first += len(labels)
     return Scores.merge(parts)
 
 
 def _thinned(prediction: Prediction, labels: Int[Tensor, "e q"], keep: int) -> tuple[Prediction, Tensor]:
-    unknown = (labels[0] < 0).nonzero().squeeze(-1)
-    stride = max(1, len(unknown) // keep)
-    index = torch.cat([(labels[0] >= 0).nonzero().squeeze(-1), unknown[stride // 2 :: stride]])
+    """At most so many known queries and strangers of each episode, evenly spaced."""
+    kinds = ((labels[0] >= 0).nonzero().squeeze(-1), (labels[0] < 0).nonzero().squeeze(-1))
+    index = torch.cat([kind[(stride := max(1, len(kind) // keep)) // 2 :: stride] for kind in kinds])
     return prediction.map(lambda t: t[:, index]), labels[:, index]
 
 
@@ -140,7 +141,7 @@ def _frontier(
     candidates.append((Softmax(), "T=1", None))
     points = []
     for rule, setting, fitted_on in candidates:
-        scores = _score_all(predictions, rule, config.seed, FRONTIER_STRANGERS)
+        scores = _score_all(predictions, rule, config.seed, FRONTIER_QUERIES)
         point = {"rule": rule.name, "setting": setting, "rule_params": rule.params(), "fitted_on": fitted_on}
         for condition, name in (
             ("id", "nll"),

@@ -50,19 +50,29 @@ class Scores:
 
 
 class Ranking:
-    """Queries in order of falling strangeness, ties together: what every threshold metric counts on."""
+    """Known queries and strangers, each from the strangest down, and where they stand among one another.
+
+    There may be fifty strangers for every known query, so everything is prepared to ask for one running sum over them.
+    """
 
     def __init__(self, scores: Scores) -> None:
         order = np.argsort(-scores.strangeness, kind="stable")
-        values = scores.strangeness[order]
-        self.ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))  # the last of each tie
-        self.episode = scores.episode[order]
-        self.known = scores.known[order]
-        self.right = (scores.known & scores.correct)[order]
+        known, strangers = order[scores.known[order]], order[~scores.known[order]]
+        self.known_episode, self.stranger_episode = scores.episode[known], scores.episode[strangers]
+        self.right = scores.correct[known]
+        known_fall, stranger_fall = -scores.strangeness[known], -scores.strangeness[strangers]
+        #: For each known query, how many strangers are strictly stranger than it, and at least as strange.
+        self.stranger = np.searchsorted(stranger_fall, known_fall, side="left")
+        self.as_strange = np.searchsorted(stranger_fall, known_fall, side="right")
+        #: For each known query, how many known queries are strictly stranger.
+        self.known_stranger = np.searchsorted(known_fall, known_fall, side="left")
+        #: The last stranger of each tie, and how many known queries are at least as strange.
+        self.ends = np.flatnonzero(np.append(stranger_fall[1:] != stranger_fall[:-1], True))
+        self.known_at = np.searchsorted(known_fall, stranger_fall[self.ends], side="right")
 
-    def counts(self, select: Bool[Array, " q"], weights: Float[Array, " episodes"]) -> Float[Array, " thresholds"]:
-        """Weight of the selected queries at least as strange as each threshold, from the strangest down."""
-        return np.cumsum(weights[self.episode] * select)[self.ends]
+    def strangers(self, weights: Float[Array, " episodes"]) -> Float[Array, " counts"]:
+        """Weight of the strangest 0, 1, 2, ... strangers."""
+        return np.concatenate([[0.0], np.cumsum(weights[self.stranger_episode])])
 
 
 def _mean(values: Float[Array, " q"], scores: Scores, condition: Bool[Array, " q"]) -> Weighted:
@@ -129,14 +139,12 @@ def _auroc(scores: Scores, *, right_only: bool = False) -> Weighted:
     With `right_only` (OpenAUC, Wang et al. 2022) a pair counts only where the known query is also labelled rightly.
     """
     ranking = scores.ranking
-    wins = ranking.right if right_only else ranking.known
+    counts = ranking.right if right_only else np.ones_like(ranking.right)
 
     def value(w: Float[Array, " episodes"]) -> float:
-        won = ranking.counts(wins, w)  # right knowns at least as strange as the threshold
-        known, strangers = ranking.counts(ranking.known, w)[-1], ranking.counts(~ranking.known, w)
-        at = np.diff(strangers, prepend=0)
-        below = won[-1] - won + 0.5 * np.diff(won, prepend=0)
-        return float(at @ below / (known * strangers[-1]))
+        strangers, known = ranking.strangers(w), w[ranking.known_episode]
+        above = 0.5 * (strangers[ranking.stranger] + strangers[ranking.as_strange])
+        return float((known * counts) @ above / (known.sum() * strangers[-1]))
 
     return value
 
@@ -146,10 +154,11 @@ def _aupr(scores: Scores) -> Weighted:
     ranking = scores.ranking
 
     def value(w: Float[Array, " episodes"]) -> float:
-        strangers, known = ranking.counts(~ranking.known, w), ranking.counts(ranking.known, w)
+        found = ranking.strangers(w)[ranking.ends + 1]
+        mistaken = np.concatenate([[0.0], np.cumsum(w[ranking.known_episode])])[ranking.known_at]
         with np.errstate(invalid="ignore"):  # leading thresholds may have no weight in a resample
-            precision = np.nan_to_num(strangers / (strangers + known))
-        return float(np.diff(strangers, prepend=0) @ precision / strangers[-1])
+            precision = np.nan_to_num(found / (found + mistaken))
+        return float(np.diff(found, prepend=0) @ precision / found[-1])
 
     return value
 
@@ -159,11 +168,12 @@ def _fpr95(scores: Scores) -> Weighted:
     ranking = scores.ranking
 
     def value(w: Float[Array, " episodes"]) -> float:
-        strangers, known = ranking.counts(~ranking.known, w), ranking.counts(ranking.known, w)
-        # The lowest threshold that refuses at most 5 % of the known; what is strange beyond it is refused.
-        refused = np.searchsorted(known, 0.05 * known[-1] * (1 + 1e-12), side="right")
-        caught = strangers[refused - 1] if refused else 0.0
-        return float(100 * (1 - caught / strangers[-1]))
+        known = np.concatenate([[0.0], np.cumsum(w[ranking.known_episode])])
+        # The threshold is the strangeness of a known query: the lowest with at most 5 % of the known beyond it.
+        beyond = known[ranking.known_stranger]
+        last = np.searchsorted(beyond, 0.05 * known[-1] * (1 + 1e-12), side="right") - 1
+        strangers = ranking.strangers(w)
+        return float(100 * (1 - strangers[ranking.stranger[last]] / strangers[-1]))
 
     return value
 

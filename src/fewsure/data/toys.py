@@ -123,9 +123,8 @@ class Gaussians(Toy):
         mean = 10 * uniform(1, 2) - 5
         first = torch.nn.functional.normalize(2 * uniform(2) - 1, dim=-1)
         second = torch.stack([-first[..., 1], first[..., 0]], -1)
-        scale = 0.1 + 0.9 * uniform(1)
-        long, wide = uniform(2).unbind(-1)
-        variance = scale * torch.stack([long, wide / 5], -1)
+        long, wide = ((0.1 + 0.9 * uniform(1)) * uniform(2)).unbind(-1)
+        variance = torch.stack([long, wide * 0.2], -1)
         root = torch.stack([first, second], -1) * variance.sqrt().unsqueeze(-2)
         noise = torch.randn(episodes, self.way, count, 2, generator=generator, device=generator.device)
         return mean + noise @ root.mT

@@ -93,7 +93,7 @@ class LogitNormal(Rule):
         if how not in ("search", "ece", "strangers"):
             raise unknown_name("way to fit 'logit-normal'", how, ("search", "ece", "strangers"))
         start = cls(**options)
-        prediction, labels = _thinned(prediction, labels)
+        prediction, labels = thinned(prediction, labels)
         if how == "search":
             return start._search(prediction, labels, cap)
         if how == "ece" and target_ece is None:
@@ -139,7 +139,7 @@ class LogitNormal(Rule):
         return (self.id_nll(prediction, labels) - strangers.mean().item()) / 2
 
 
-def _thinned(prediction: Prediction, labels: Int[Tensor, "e q"]) -> tuple[Prediction, Int[Tensor, "1 kept"]]:
+def thinned(prediction: Prediction, labels: Int[Tensor, "e q"]) -> tuple[Prediction, Int[Tensor, "1 kept"]]:
     """At most FIT_QUERIES of the known queries and of the strangers, evenly spaced, as one episode."""
     keep = torch.zeros(labels.numel(), dtype=torch.bool, device=labels.device)
     for some in (labels >= 0, labels < 0):
