@@ -15,14 +15,17 @@ VARIANTS = [(name, rank) for name in METHODS for rank in ((0, 1, 4) if method_cl
 VARIANT_IDS = [name if rank is None else f"{name}-{rank}" for name, rank in VARIANTS]
 
 
+WAY = 4  # of made-up episodes, and of methods that are bound to one
+
+
 def make(variant: tuple[str, int | None], seed: int = 0) -> Method:
     """A fresh method in evaluation mode, the same for the same seed."""
     torch.manual_seed(seed)
     name, rank = variant
-    return fewsure.build(name, rank=rank).eval()
+    return fewsure.build(name, rank=rank, way=WAY).eval()
 
 
-def random_episodes(episodes: int = 3, way: int = 4, shot: int = 5, queries: int = 6, *, seed: int = 0) -> Episodes:
+def random_episodes(episodes: int = 3, way: int = WAY, shot: int = 5, queries: int = 6, *, seed: int = 0) -> Episodes:
     """Episodes whose classes are blobs in the plane, every query of a class of its task."""
     draw = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(episodes, way, 2, generator=draw)

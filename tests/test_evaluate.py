@@ -256,9 +256,9 @@ def test_every_method_is_shown_the_same_episodes(run: Path, tmp_path: Path, monk
     shown: list[list[Tensor]] = []
     real = evaluate_module.predict_all
 
-    def recording(method, source, episodes: Episodes, device):
-        shown[-1] += [episodes.support, episodes.query, episodes.labels]
-        return real(method, source, episodes, device)
+    def recording(method, source, *batches: Episodes, device):
+        shown[-1] += [t for episodes in batches for t in (episodes.support, episodes.query, episodes.labels)]
+        return real(method, source, *batches, device=device)
 
     monkeypatch.setattr(evaluate_module, "predict_all", recording)
     for folder in (run, other):

@@ -31,6 +31,7 @@ class Case:
     spread: float = 0.0  # features are scaled by 10 to the power of up to this
     offset: float = 0.0  # of every feature
     along: bool = False  # queries lie along the factors, where the distance is smallest
+    apart: bool = False  # the diagonal has a scale of its own: variances from 1e-3 to 1e3 that know nothing of the rest
     seed: int = 0
 
     @cached_property
@@ -42,8 +43,10 @@ class Case:
 
         scale = 10 ** (self.spread * (2 * torch.rand(self.d, generator=draw) - 1))
         mean = scale * normal(2, self.d) + self.offset
-        diag = scale.square() * (0.1 + 0.9 * torch.rand(2, self.d, generator=draw))
-        factors = self.factors * scale.unsqueeze(-1) * normal(2, self.d, self.rank)
+        uniform = torch.rand(2, self.d, generator=draw)
+        diag = 10 ** (6 * uniform - 3) if self.apart else scale.square() * (0.1 + 0.9 * uniform)
+        factors = self.factors * normal(2, self.d, self.rank)
+        factors = factors if self.apart else scale.unsqueeze(-1) * factors
         away = normal(2, 5, self.rank) @ factors.mT if self.along and self.rank else scale * normal(2, 5, self.d)
         return Gaussians(mean, diag, factors), mean.unsqueeze(1) + away
 
@@ -74,17 +77,29 @@ class Case:
     def x(self) -> Tensor:
         return self.dz * self.gaussians.diag.double().rsqrt().unsqueeze(1)
 
+    @property
+    def distance_and_logdet(self) -> tuple[Tensor, Tensor]:
+        """By an orthogonal factorisation of [B; I], B = Lambda^-1/2 Phi, which no scale can upset."""
+        diag, factors = self.gaussians.diag.double(), self.gaussians.factors.double()
+        identity = torch.eye(self.rank, dtype=torch.float64).expand(2, -1, -1)
+        q, r = torch.linalg.qr(torch.cat([factors * diag.rsqrt().unsqueeze(-1), identity], 1))
+        upper, lower = q[:, : self.d], q[:, self.d :]
+        y = self.x @ upper
+        distance = (self.x - y @ upper.mT).square().sum(-1) + (y @ lower.mT).square().sum(-1)
+        return distance, diag.log().sum(-1) + 2 * r.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
 
-CASES = st.builds(
-    Case,
-    d=st.integers(1, 256),
-    rank=st.integers(0, 128),
-    factors=st.sampled_from([1e-3, 0.1, 1.0, 30.0, 1e3]),
-    spread=st.sampled_from([0.0, 1.0, 3.0]),
-    offset=st.sampled_from([0.0, -100.0, 1e3]),
-    along=st.booleans(),
-    seed=st.integers(0, 100),
-)
+
+ANY = {
+    "d": st.integers(1, 256),
+    "rank": st.integers(0, 128),
+    "factors": st.sampled_from([1e-3, 0.1, 1.0, 30.0, 1e3]),
+    "spread": st.sampled_from([0.0, 1.0, 3.0]),
+    "offset": st.sampled_from([0.0, -100.0, 1e3]),
+    "along": st.booleans(),
+    "seed": st.integers(0, 100),
+}
+CASES = st.builds(Case, **ANY)  # dense float64 is exact enough for these
+ILL_SCALED = st.builds(Case, **ANY, apart=st.just(True))  # and not for these
 
 
 def corners(test):
@@ -109,21 +124,35 @@ def assert_within(actual: Tensor, expected: Tensor, tolerance: Tensor | float) -
     assert excess <= 1, f"off by {excess:.3g} times the tolerance"
 
 
-@corners
-def test_squared_distance(case: Case) -> None:
-    white = torch.linalg.solve_triangular(case.root, case.x.mT, upper=False)
-    expected = white.square().sum(-2)
+def assert_squared_distance(case: Case, expected: Tensor) -> None:
     actual = case.gaussians.squared_distance(case.z)
     eta = 4 * EPS * case.x.norm(dim=-1) + 1e-30
     assert_within(actual, expected, 2 * expected.sqrt() * eta + eta.square())
     assert (actual >= 0).all()
 
 
+def assert_logdet(case: Case, expected: Tensor) -> None:
+    terms = case.gaussians.diag.double().log().abs().sum(-1) + expected.abs() + 1
+    assert_within(case.gaussians.logdet, expected, 8 * EPS * terms)
+
+
+@corners
+def test_squared_distance(case: Case) -> None:
+    white = torch.linalg.solve_triangular(case.root, case.x.mT, upper=False)
+    assert_squared_distance(case, white.square().sum(-2))
+
+
 @corners
 def test_logdet(case: Case) -> None:
-    logs = case.gaussians.diag.double().log()
-    expected = 2 * case.root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + logs.sum(-1)
-    assert_within(case.gaussians.logdet, expected, 8 * EPS * (logs.abs().sum(-1) + expected.abs() + 1))
+    of_root = case.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    assert_logdet(case, 2 * of_root + case.gaussians.diag.double().log().sum(-1))
+
+
+@given(ILL_SCALED)
+def test_squared_distance_and_logdet_stand_any_scale(case: Case) -> None:
+    distance, logdet = case.distance_and_logdet
+    assert_squared_distance(case, distance)
+    assert_logdet(case, logdet)
 
 
 def outer_root(matrix: Tensor) -> Tensor:

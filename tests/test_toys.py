@@ -243,5 +243,7 @@ def test_a_way_or_shot_that_cannot_be_is_named(name: str, options: dict[str, int
 def test_an_unknown_dataset_or_kind_of_strangers_is_named() -> None:
     with pytest.raises(FewsureError, match=r"unknown dataset 'moon': expected one of .*; did you mean 'moons'"):
         source("moon")
+    with pytest.raises(FewsureError, match=r"unknown split 'valid': expected one of calibrate, select, test, train"):
+        source("moons", split="valid")
     with pytest.raises(FewsureError, match="unknown kind of strangers for 'moons' 'noise': expected one of box, grid"):
         draw("moons", 2, "noise")

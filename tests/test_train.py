@@ -22,6 +22,7 @@ from fewsure.data import source
 from fewsure.episodes import Pool, generator
 from fewsure.errors import FewsureError
 from fewsure.methods.classgaussians import ClassGaussians
+from fewsure.spectral import WARM_UP, SoftBound
 from fewsure.task import Method
 from fewsure.train import CHECKPOINT, SCHEDULES, Loop, train
 
@@ -285,6 +286,21 @@ def test_the_schedule_sets_the_learning_rate(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.optim.Adam, "step", step)
     train(replace(TINY, train_tasks=16, schedule="halving", learning_rate=0.008), tmp_path)
     assert rates == [0.008, 0.008, 0.004, 0.004, 0.002, 0.002, 0.001, 0.001]
+
+
+def test_every_bound_takes_a_power_step_each_optimiser_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    real = SoftBound.power_step
+
+    def power_step(self: SoftBound, weight: Tensor) -> None:
+        nonlocal steps
+        steps += 1
+        real(self, weight)
+
+    monkeypatch.setattr(SoftBound, "power_step", power_step)
+    method = train(replace(TINY, train_tasks=20), tmp_path)
+    bounds = [module for module in method.modules() if isinstance(module, SoftBound)]
+    assert steps == len(bounds) * (WARM_UP + 10)
 
 
 def test_diverged_training_says_so(tmp_path: Path) -> None:

@@ -49,7 +49,23 @@ _PUBLIC = {
     "save": "persist",
     "source": "data",
 }
-__all__ = [*sorted(_PUBLIC), "__version__"]
+__all__ = [
+    "Episodes",
+    "FewsureError",
+    "LogitNormal",
+    "Method",
+    "OpenSet",
+    "Prediction",
+    "Softmax",
+    "Task",
+    "__version__",
+    "build",
+    "generator",
+    "load",
+    "load_rule",
+    "save",
+    "source",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -57,11 +57,11 @@ def calibrate(folder: str | Path, config: CalibrateConfig, *, out: str | Path | 
         raise FewsureError(f"pi is {config.pi}: expected a number between 0 and 1")
     train = persist.read_run(folder)["train"]
     method = persist.load(folder)
-    source = build_source(train["dataset"], way=config.way, shot=config.shot)
+    source = build_source(train["dataset"], split="calibrate", way=config.way, shot=config.shot)
     target = persist.target_folder(folder, out, persist.CONFIG, persist.MODEL, persist.LOG)
-    draw = generator(config.seed, source.name, "calibrate")
+    draw = generator(config.seed, source.name, source.split)
     episodes = source.draw(config.episodes, draw, strangers=source.calibration_strangers)
-    parts = list(predict_all(method, source, episodes, device))
+    parts = list(predict_all(method, source, episodes, device=device))
     prediction, labels = Prediction.cat([p for p, _ in parts]), torch.cat([y for _, y in parts])
     fitted = fit_rules(prediction, labels, source, config)
     content = {"calibrate": asdict(config), "curve": temperature_curve(prediction, labels)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,7 @@ def _study(config: ReproduceConfig, out: str) -> None:
 
     runs = toy_runs(config, out)
     persist.writable_folder(out)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no worker outlives us
     print(f"{len(runs)} runs, {config.jobs} at a time, into {out}; what is done already is kept", flush=True)
     with progress_bar(sys.stderr.isatty()) as bar:
         shown = bar.add_task("runs", total=len(runs))

@@ -46,6 +46,7 @@ class Source(ABC):
     """Where episodes come from."""
 
     name: str
+    split: str  # train, select (stopping and choices), calibrate (rules) or test
     way: int
     shot: int
     shape: tuple[int, ...]  # of one input
@@ -74,7 +75,8 @@ class Pool(Source):
     """A finite pool of tasks, drawn once, from which every training step takes some (with replacement)."""
 
     def __init__(self, source: Source, tasks: int, generator: torch.Generator) -> None:
-        self.name, self.way, self.shot, self.shape = source.name, source.way, source.shot, source.shape
+        self.name, self.split, self.shape = source.name, source.split, source.shape
+        self.way, self.shot = source.way, source.shot
         self.calibration_strangers, self.test_strangers = source.calibration_strangers, source.test_strangers
         self.gather = source.gather
         self.tasks = source.draw(tasks, generator)

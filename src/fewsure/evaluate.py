@@ -74,18 +74,24 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
     run = persist.read_run(folder)
     method, rules = persist.load(folder), read_rules(folder)
     calibrated = persist.read_json(Path(folder) / persist.RULES)
-    source = build_source(run["train"]["dataset"], way=config.way, shot=config.shot)
+    source = build_source(run["train"]["dataset"], split="test", way=config.way, shot=config.shot)
     target = persist.target_folder(folder, out, persist.CONFIG, persist.MODEL, persist.LOG, persist.RULES)
-    draw = generator(config.seed, source.name, "test")
+    draw = generator(config.seed, source.name, source.split)
     shown = min(config.stranger_episodes, config.episodes)
     batches = [
         source.draw(count, draw, strangers)
         for count, strangers in ((shown, source.test_strangers), (config.episodes - shown, None))
         if count
     ]
-    predictions = [part for batch in batches for part in predict_all(method, source, batch, device)]
+    predictions = list(predict_all(method, source, *batches, device=device))
 
-    describe = {**_columns(run), "way": source.way, "shot": source.shot, "seed": run["train"]["seed"]}
+    describe = {
+        **_columns(run),
+        "split": source.split,
+        "way": source.way,
+        "shot": source.shot,
+        "seed": run["train"]["seed"],
+    }
     rows, replicates, tables = [], {}, []
     shared: dict[tuple[str, str], Estimate | None] = {}  # what does not depend on the rule is measured once
     for fitted in (rule for rule in rules if rule.headline):
@@ -159,7 +165,6 @@ def _columns(run: dict[str, Any]) -> dict[str, Any]:
     train, model = run["train"], run["model"]
     return {
         "dataset": train["dataset"],
-        "split": "test",
         "backbone": model["backbone"],
         "method": model["method"],
         "rank": model["rank"],

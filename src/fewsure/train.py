@@ -45,10 +45,14 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool | None = No
     check_positive(config, *(name for name in ("pool", "patience") if getattr(config, name) is not None))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derive_seed(config.seed, "weights and dropout"))
-        source = build_source(config.dataset, way=config.train_way, shot=config.train_shot)
-        method = build(config.method, rank=config.rank, backbone=config.backbone, shape=source.shape).to(device)
+        way_and_shot = {"way": config.train_way, "shot": config.train_shot}
+        source = build_source(config.dataset, split="train", **way_and_shot)
+        select = build_source(config.dataset, split="select", **way_and_shot)
+        method = build(
+            config.method, rank=config.rank, backbone=config.backbone, shape=source.shape, way=source.way
+        ).to(device)
         folder = persist.writable_folder(folder)
-        validation = source.draw(config.validation_tasks, generator(config.seed, config.dataset, "select")).to(device)
+        validation = select.draw(config.validation_tasks, generator(config.seed, select.name, select.split)).to(device)
         if config.pool is not None:
             source = Pool(source, config.pool, generator(config.seed, config.dataset, "pool", device=device))
         loop = Loop(method, source, validation, config, folder, device)

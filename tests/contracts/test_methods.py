@@ -13,7 +13,7 @@ from fewsure.episodes import Episodes
 from fewsure.errors import FewsureError
 from fewsure.methods import METHODS, method_class
 from fewsure.task import Method, Prediction, Task
-from helpers import VARIANT_IDS, VARIANTS, assert_same, make, parameters, random_episodes
+from helpers import VARIANT_IDS, VARIANTS, WAY, assert_same, make, parameters, random_episodes
 
 every_method = pytest.mark.parametrize("variant", VARIANTS, ids=VARIANT_IDS)
 
@@ -275,6 +275,17 @@ def test_a_mask_of_the_wrong_shape_is_named(method: Method, shape: tuple[int, ..
         method.adapt(support, torch.ones(shape, dtype=torch.bool))
 
 
+@every_method
+def test_only_a_method_bound_to_a_number_of_classes_is_told_one(variant: tuple[str, int | None]) -> None:
+    name, rank = variant
+    if method_class(name).any_way:
+        assert fewsure.build(name, rank=rank, way=7).spec == fewsure.build(name, rank=rank).spec
+    else:
+        assert fewsure.build(name, rank=rank, way=7).spec["way"] == 7
+        with pytest.raises(FewsureError, match=f"method '{name}' is bound to one number of classes: give way"):
+            fewsure.build(name, rank=rank)
+
+
 def test_an_unknown_method_is_named_with_the_nearest() -> None:
     with pytest.raises(FewsureError, match=r"unknown method 'protonets': expected one of .*; did you mean 'protonet'?"):
         fewsure.build("protonets")
@@ -284,18 +295,18 @@ def test_an_unknown_method_is_named_with_the_nearest() -> None:
 def test_rank_is_for_methods_that_have_one(name: str) -> None:
     if method_class(name).ranked:
         with pytest.raises(FewsureError, match="rank -2 is negative: give 0"):
-            fewsure.build(name, rank=-2)
-        assert fewsure.build(name).spec["rank"] == 1
+            fewsure.build(name, rank=-2, way=WAY)
+        assert fewsure.build(name, way=WAY).spec["rank"] == 1
     else:
         with pytest.raises(FewsureError, match=f"method '{name}' has no rank, but was given 2: leave it out"):
-            fewsure.build(name, rank=2)
-        assert fewsure.build(name).spec["rank"] is None
+            fewsure.build(name, rank=2, way=WAY)
+        assert fewsure.build(name, way=WAY).spec["rank"] is None
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_option_that_a_method_does_not_have_is_named(name: str) -> None:
     with pytest.raises(FewsureError, match=f"method '{name}' does not take these options .*'nonsense'"):
-        fewsure.build(name, nonsense=1)
+        fewsure.build(name, way=WAY, nonsense=1)
 
 
 @pytest.mark.parametrize("name", ["protoddu", "protosngp"])

@@ -13,15 +13,18 @@ DATASETS = {
     "circles": "toys:Circles",
     "gaussians": "toys:Gaussians",
 }
+SPLITS = ("train", "select", "calibrate", "test")
 
 
-def source(name: str, **options: Any) -> Source:
-    """The source of a data set's episodes.
+def source(name: str, *, split: str = "test", **options: Any) -> Source:
+    """The source of the episodes of one split of a data set: train, select, calibrate or test.
 
     >>> source("gaussians").way
     10
     """
     if name not in DATASETS:
         raise unknown_name("dataset", name, DATASETS)
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
     module, cls = DATASETS[name].split(":")
-    return getattr(import_module(f"fewsure.data.{module}"), cls)(**options)
+    return getattr(import_module(f"fewsure.data.{module}"), cls)(split=split, **options)

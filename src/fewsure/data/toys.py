@@ -35,7 +35,10 @@ class Toy(Source):
     normalise: ClassVar[bool] = False
     max_way: ClassVar[int | None] = 2
 
-    def __init__(self, way: int | None = None, shot: int | None = None, queries: int = 50) -> None:
+    def __init__(
+        self, *, split: str = "test", way: int | None = None, shot: int | None = None, queries: int = 50
+    ) -> None:
+        self.split = split  # the same tasks for all: only the seeds that draw them differ
         self.way = self.way if way is None else way
         self.shot = self.shot if shot is None else shot
         self.queries = queries

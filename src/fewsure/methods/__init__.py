@@ -28,25 +28,36 @@ def method_class(name: str) -> type[Method]:
 
 
 def build(
-    name: str, *, rank: int | None = None, backbone: str = "fc", shape: tuple[int, ...] = (2,), **options: Any
+    name: str,
+    *,
+    rank: int | None = None,
+    backbone: str = "fc",
+    shape: tuple[int, ...] = (2,),
+    way: int | None = None,
+    **options: Any,
 ) -> Method:
-    """A fresh method by name, for inputs of a shape.
+    """A fresh method by name, for inputs of a shape; `way` matters only to a method that is bound to one.
 
     >>> build("protomahalanobis", rank=4).encoder.rank
     4
     """
     cls = method_class(name)
+    bound_to: dict[str, int] = {}
     if cls.ranked:
-        rank = 1 if rank is None else rank
-        ranked = {"rank": rank}
+        rank = bound_to["rank"] = 1 if rank is None else rank
     elif rank is not None:
         raise FewsureError(f"method {name!r} has no rank, but was given {rank}: leave it out")
+    if cls.any_way:
+        way = None
+    elif way is None:
+        raise FewsureError(f"method {name!r} is bound to one number of classes: give way")
     else:
-        ranked = {}
+        bound_to["way"] = way
     network = build_backbone(backbone, shape, c=BOUND if cls.bounded else None)
     try:
-        method = cls(network, **ranked, **options)
+        method = cls(network, **bound_to, **options)
     except TypeError as error:
         raise FewsureError(f"method {name!r} does not take these options ({error})") from error
-    method.spec = {"method": name, "rank": rank, "backbone": backbone, "shape": list(shape), "options": options}
+    told = {"rank": rank, "backbone": backbone, "shape": list(shape), "way": way, "options": options}
+    method.spec = {"method": name, **told}
     return method

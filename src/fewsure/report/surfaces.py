@@ -92,7 +92,7 @@ def _surface_panels(group: Group, model: Model, run: EvaluatedRun, episode: Epis
     support = episode.support.flatten(1, 2)
     query = torch.cat([grid().unsqueeze(0), support], 1)
     asked = replace(episode, query=query, labels=torch.full(query.shape[:2], -1))
-    ((prediction, _),) = predict_all(group.methods[model], group.source, asked, device)
+    ((prediction, _),) = predict_all(group.methods[model], group.source, asked, device=device)
     for name, rule in run.headline.items():
         if rule.needs_energy and prediction.energy is None:
             continue
