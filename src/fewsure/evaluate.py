@@ -27,6 +27,7 @@ from fewsure.errors import FewsureError
 from fewsure.metrics import METRICS, OF_PREDICTION, Estimate, Scores, measure, reliability, value
 from fewsure.predicting import predict_all
 from fewsure.rules import LogitNormal, OpenSet, Rule, Softmax, fold_unknown
+from fewsure.rules.rule import draw_some
 from fewsure.task import Prediction
 from fewsure.train import check_device, check_positive
 
@@ -128,9 +129,9 @@ def _score_all(
 
 
 def _thinned(prediction: Prediction, labels: Int[Tensor, "e q"], keep: int) -> tuple[Prediction, Tensor]:
-    """At most so many known queries and strangers of each episode, evenly spaced."""
-    kinds = ((labels[0] >= 0).nonzero().squeeze(-1), (labels[0] < 0).nonzero().squeeze(-1))
-    index = torch.cat([kind[(stride := max(1, len(kind) // keep)) // 2 :: stride] for kind in kinds])
+    """At most so many known queries and strangers of each episode, drawn evenly."""
+    kinds = (labels[0] >= 0, labels[0] < 0)
+    index = torch.cat([draw_some(kind.nonzero().squeeze(-1), keep) for kind in kinds])
     return prediction.map(lambda t: t[:, index]), labels[:, index]
 
 

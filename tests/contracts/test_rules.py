@@ -344,9 +344,7 @@ def test_fitting_on_strangers_finds_the_best_compromise() -> None:
 
 
 @pytest.mark.parametrize("options", [{"how": "search"}, {"how": "ece", "target_ece": 6.0}, {"how": "strangers"}])
-def test_a_fit_on_evenly_spaced_queries_comes_near_the_fit_on_all(
-    options: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_on_some_of_the_queries_comes_near_the_fit_on_all(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     prediction, labels = calibration(1.3)
     whole = LogitNormal.fit(prediction, labels, **options).temperature
     monkeypatch.setattr(logitnormal, "FIT_QUERIES", 700)

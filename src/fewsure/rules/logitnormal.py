@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewsure.errors import FewsureError, unknown_name
 from fewsure.metrics import expected_calibration_error
-from fewsure.rules.rule import Rule, known_logits, only, without_unknown
+from fewsure.rules.rule import Rule, draw_some, known_logits, only, without_unknown
 from fewsure.task import Prediction
 
 SEED = 20220425
@@ -140,11 +140,10 @@ class LogitNormal(Rule):
 
 
 def thinned(prediction: Prediction, labels: Int[Tensor, "e q"]) -> tuple[Prediction, Int[Tensor, "1 kept"]]:
-    """At most FIT_QUERIES of the known queries and of the strangers, evenly spaced, as one episode."""
+    """At most FIT_QUERIES of the known queries and of the strangers, drawn evenly, as one episode."""
     keep = torch.zeros(labels.numel(), dtype=torch.bool, device=labels.device)
-    for some in (labels >= 0, labels < 0):
-        places = some.flatten().nonzero().squeeze(-1)
-        keep[places[:: max(1, -(-len(places) // FIT_QUERIES))]] = True
+    for kind in (labels >= 0, labels < 0):
+        keep[draw_some(kind.flatten().nonzero().squeeze(-1), FIT_QUERIES)] = True
     keep = keep.view_as(labels)
     return only(prediction, keep), labels[keep].unsqueeze(0)
 

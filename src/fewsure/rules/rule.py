@@ -70,6 +70,13 @@ def only(prediction: Prediction, keep: Bool[Tensor, "e q"]) -> Prediction:
     return prediction.map(lambda t: t[keep].unsqueeze(0))
 
 
+def draw_some(places: Int[Tensor, " n"], count: int) -> Int[Tensor, " some"]:
+    """At most `count` of some places, always the same ones. Drawn at random: a stride would fall in step with the rows
+    of a grid, or with the order in which a source lists its queries."""
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
+    return places[order[:count].sort().values.to(places.device)]
+
+
 def known_logits(prediction: Prediction, labels: Int[Tensor, "e q"]) -> tuple[Float[Tensor, "k n"], Int[Tensor, " k"]]:
     """Logits and labels of the known queries, in float64 for fitting."""
     known = labels >= 0
