@@ -20,6 +20,7 @@ class TrainConfig:
         method: name of the method
         rank: rank of the covariance factors, for a method that has one (default 1; 0 is diagonal)
         backbone: name of the embedding network
+        options: other options of the method, for example '{"divide": false}' of protosngp
         train_way: classes in a training task (default: as the data set has it)
         train_shot: support examples a class in a training task (default: as the data set has it)
         train_tasks: how many tasks to train on in all
@@ -39,6 +40,7 @@ class TrainConfig:
     method: str = "protomahalanobis"
     rank: int | None = None
     backbone: str = "fc"
+    options: dict[str, bool | int | float] | None = None
     train_way: int | None = None
     train_shot: int | None = None
     train_tasks: int = 16_000

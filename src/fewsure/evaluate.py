@@ -169,6 +169,7 @@ def _columns(run: dict[str, Any]) -> dict[str, Any]:
         "backbone": model["backbone"],
         "method": model["method"],
         "rank": model["rank"],
+        "options": model["options"],
         **{key: train[key] for key in ("train_way", "train_shot", "train_tasks", "pool")},
     }
 

@@ -1,15 +1,14 @@
 """Gaussians with diagonal plus low-rank covariance, `Sigma = diag(lambda) + Phi Phi^T`, and the task they make.
 
-Nothing else in the package knows this algebra. Everything happens in whitened space, `x = Lambda^-1/2 dz` and
-`B = Lambda^-1/2 Phi`. With the Cholesky factor `L L^T = I + B^T B` and `P = L^-1 B^T`,
+Nothing else in the package knows this algebra. With the Cholesky factor `L L^T = I + Phi^T Lambda^-1 Phi` and
+`S = L^-1 Phi^T Lambda^-1`,
 
-    d2 = |x - P^T P x|^2 + |L^-T P x|^2,   logdet Sigma = sum(log lambda) + logdet(I + B^T B).
+    d2 = sum(dz^2 / lambda) - |S dz|^2,   logdet Sigma = sum(log lambda) + 2 sum(log diag L).
 
-The distance is a sum of squares: never negative. `P` and `L^-1` are parts of an orthogonal matrix, so that rounding
-moves what is squared by no more than some units in the last place of |x|, whatever the size of the factors; forms that
-subtract squares, or that multiply by Phi, lose digits where Phi is large. The small matrices are made and factorised in
-float64: in float32, factors of size 1e3 make the Cholesky fail. With more factors than features, `I + B B^T` is
-factorised in place of `I + B^T B`, and `d2 = |L^-1 x|^2`.
+Queries meet all classes in a few matrix products, `d (r + 2)` multiply-adds a query and class, and nothing as large as
+[classes, queries, features] is ever made. The difference of squares is taken in float64, centred on the mean of the
+means: it keeps more digits than a sum of squares does in float32, whatever the size of the factors. With more factors
+than features, Sigma itself is factorised: `S = L^-1` and `d2 = |S dz|^2`.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from fewsure.task import Prediction, Task
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """A batch of Gaussians. `diag` and `factors` may have size 1 where all classes share one covariance."""
+    """Batches of `n` Gaussians. `diag` and `factors` may have size 1 where all of them share one covariance."""
 
-    mean: Float[Tensor, "*b d"]
-    diag: Float[Tensor, "*#b d"]
-    factors: Float[Tensor, "*#b d r"]
+    mean: Float[Tensor, "*b n d"]
+    diag: Float[Tensor, "*b #n d"]
+    factors: Float[Tensor, "*b #n d r"]
 
     @property
     def rank(self) -> int:
@@ -43,72 +42,74 @@ class Gaussians:
         return self.rank > self.factors.shape[-2]
 
     @cached_property
-    def _whitened(self) -> Float[Tensor, "*#b d r"]:
-        """`B` in float64."""
-        return self.factors.double() * self.diag.double().rsqrt().unsqueeze(-1)
-
-    @cached_property
-    def _inverse_root(self) -> Float[Tensor, "*#b s s"]:
-        """`L^-1` in float64, of the smaller matrix."""
-        b = self._whitened
-        gram = b @ b.mT if self._wide else b.mT @ b
-        identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        # cholesky_ex does not wait for the device as cholesky does; the matrix is positive definite.
-        root = torch.linalg.cholesky_ex(identity + gram).L
-        return torch.linalg.solve_triangular(root, identity.expand_as(gram), upper=False)
-
-    @cached_property
-    def _projection(self) -> Float[Tensor, "*#b s d"]:
-        """In float64, `P`, or `L^-1` where the matrix is d x d."""
+    def _solved(self) -> tuple[Float[Tensor, "*b #n s d"], Float[Tensor, "*b #n"]]:
+        """In float64, `L^-1 Phi^T Lambda^-1` (or `L^-1`, of the dense covariance) and `log |Sigma|`."""
+        diag, factors = self.diag.double(), self.factors.double()
+        logdet = diag.log().sum(-1)
+        if self.rank == 0:
+            return factors.mT, logdet
+        # cholesky_ex does not wait for the device as cholesky does; both matrices are positive definite.
         if self._wide:
-            return self._inverse_root
-        return self._inverse_root @ self._whitened.mT
+            root = torch.linalg.cholesky_ex(torch.diag_embed(diag) + factors @ factors.mT).L
+            identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
+            solved = torch.linalg.solve_triangular(root, identity, upper=False)
+            return solved, 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        a = factors.mT / diag.unsqueeze(-2)
+        identity = torch.eye(self.rank, dtype=a.dtype, device=a.device)
+        root = torch.linalg.cholesky_ex(identity + a @ factors).L
+        solved = torch.linalg.solve_triangular(root, a, upper=False)
+        return solved, logdet + 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     @cached_property
-    def _ready(self) -> tuple[Float[Tensor, "*#b s d"], Float[Tensor, "*#b s s"]]:
-        """What every query is multiplied by, once for all of them."""
-        return self._projection.to(self.diag.dtype), self._inverse_root.to(self.diag.dtype)
+    def _ready(self) -> tuple[Tensor, ...]:
+        """What every query meets, in float64: a centre, `1 / lambda`, its products with the means, and where `solved`
+        takes the means."""
+        mean, precise, (solved, _) = self.mean.double(), self.diag.double().reciprocal(), self._solved
+        centre = mean.mean(-2, keepdim=True)
+        mean = mean - centre
+        shared = solved.shape[-3] == 1
+        at_mean = mean @ solved.squeeze(-3).mT if shared else (solved @ mean.unsqueeze(-1)).squeeze(-1)
+        linear = -2 * mean * precise
+        return centre, precise.expand_as(mean), linear, (mean.square() * precise).sum(-1, keepdim=True), at_mean
 
     @property
-    def logdet(self) -> Float[Tensor, "*#b"]:
+    def logdet(self) -> Float[Tensor, "*b #n"]:
         """log |Sigma| (Eq. 9 of the paper, the determinant lemma, for all factors at once)."""
-        growth = self._inverse_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return (self.diag.double().log().sum(-1) - 2 * growth).to(self.diag.dtype)
+        return self._solved[1].to(self.diag.dtype)
 
-    def squared_distance(self, z: Float[Tensor, "*#b q d"]) -> Float[Tensor, "*b q"]:
+    def squared_distance(self, z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b n q"]:
         """(z - mean)^T Sigma^-1 (z - mean)."""
         if z.shape[-1] != self.mean.shape[-1]:
             raise FewsureError(
                 f"queries have {z.shape[-1]} features and the support had {self.mean.shape[-1]}: "
                 "embed both with the same method"
             )
-        # Subtracting first keeps a large common offset from eating the digits of the difference.
-        x = (z - self.mean.unsqueeze(-2)) * self.diag.rsqrt().unsqueeze(-2)
-        if self.rank == 0:
-            return x.square().sum(-1)
-        projection, inverse_root = self._ready
-        y = x @ projection.mT
-        if self._wide:
-            return y.square().sum(-1)
-        return (x - y @ projection).square().sum(-1) + (y @ inverse_root).square().sum(-1)
+        centre, precise, linear, constant, at_mean = self._ready
+        dz = z.double() - centre
+        distance = precise @ dz.square().mT + (linear @ dz.mT + constant)
+        if self.rank:
+            solved, _ = self._solved
+            y = (dz @ solved.flatten(-3, -2).mT).unflatten(-1, solved.shape[-3:-1]) - at_mean.unsqueeze(-3)
+            inside = y.square().sum(-1).mT
+            distance = inside if self._wide else distance - inside
+        return distance.clamp_min(0).to(self.diag.dtype)
 
-    def log_density(self, z: Float[Tensor, "*#b q d"]) -> Float[Tensor, "*b q"]:
+    def log_density(self, z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b n q"]:
         """log N(z; mean, Sigma) without the constant `d/2 log 2 pi`, which every class shares."""
         return -0.5 * (self.squared_distance(z) + self.logdet.unsqueeze(-1))
 
-    def covariance(self) -> Float[Tensor, "*#b d d"]:
+    def covariance(self) -> Float[Tensor, "*b #n d d"]:
         """Sigma (Eq. 5 of the paper), dense."""
         return torch.diag_embed(self.diag) + self.factors @ self.factors.mT
 
-    def precision(self) -> Float[Tensor, "*#b d d"]:
-        """Sigma^-1, dense: `Lambda^-1/2 (I - P^T P) Lambda^-1/2`, the Woodbury identity."""
-        square = self._projection.mT @ self._projection
+    def precision(self) -> Float[Tensor, "*b #n d d"]:
+        """Sigma^-1, dense: `Lambda^-1 - S^T S` with `S` as `_solved` has it, the Woodbury identity."""
+        square = self._solved[0].mT @ self._solved[0]
         if not self._wide:
-            square = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device) - square
-        scale = self.diag.double().rsqrt()
-        return (scale.unsqueeze(-1) * square * scale.unsqueeze(-2)).to(self.diag.dtype)
+            square = torch.diag_embed(self.diag.double().reciprocal()) - square
+        return square.to(self.diag.dtype)
 
-    def eigenvalues(self) -> Float[Tensor, "*#b d"]:
+    def eigenvalues(self) -> Float[Tensor, "*b #n d"]:
         """Eigenvalues of Sigma, ascending; those of the precision are their reciprocals."""
         dense = torch.diag_embed(self.diag.double()) + self.factors.double() @ self.factors.double().mT
         return torch.linalg.eigvalsh(dense).to(self.diag.dtype)
@@ -137,10 +138,10 @@ class GaussianTask(Task):
         if self.background_mean is None or self.background_diag is None:
             return None
         none = self.background_diag.new_zeros(*self.background_diag.shape, 0)
-        return Gaussians(self.background_mean, self.background_diag, none)
+        return Gaussians(self.background_mean.unsqueeze(1), self.background_diag.unsqueeze(1), none.unsqueeze(1))
 
     def __call__(self, query: Float[Tensor, "e q d"]) -> Prediction:
-        distance = self.classes.squared_distance(query.unsqueeze(1))  # [e n q]
+        distance = self.classes.squared_distance(query)  # [e n q]
         logits = -0.5 * (distance + self.classes.logdet.unsqueeze(-1))
-        background = None if self.background is None else self.background.log_density(query)
+        background = None if self.background is None else self.background.log_density(query).squeeze(1)
         return Prediction.of(logits.mT, energy=-(-distance).logsumexp(1), background=background)

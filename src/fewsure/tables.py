@@ -12,8 +12,8 @@ from fewsure.paper import published
 
 Row = dict[str, Any]
 Column = tuple[str, str, str, str, int]
-#: Quantiles of Student's t at 97.5 %, by degrees of freedom.
-T_975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+#: Quantiles of Student's t at 97.5 %, for 1, 2, ... degrees of freedom.
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 #: The toy table's columns: heading, rule ("paper": the method's rule in the paper), condition, metric, digits.
 COLUMNS: tuple[Column, ...] = (
     ("accuracy", "paper", "id", "accuracy", 2),
@@ -43,6 +43,18 @@ class Cell:
     def text(self, digits: int) -> str:
         shown = f"{self.value:.{digits}f} ± {(self.high - self.low) / 2:.{digits}f}"
         return shown if self.paper is None else f"{shown} ({self.paper[0]:.{digits}f} ± {self.paper[1]:.{digits}f})"
+
+
+def student_t(degrees: int) -> float:
+    """The quantile of Student's t at 97.5 %: of the table, or by the expansion of Cornish and Fisher.
+
+    >>> round(student_t(2), 3), round(student_t(30), 3)
+    (4.303, 2.042)
+    """
+    if degrees <= len(T_975):
+        return T_975[degrees - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def paper_rule(method: str) -> str:
@@ -88,8 +100,7 @@ def cell(
         return Cell(found[0]["value"], found[0]["low"], found[0]["high"], 1, paper)
     values = [row["value"] for row in found]
     mean = statistics.fmean(values)
-    t = T_975[len(values) - 1] if len(values) <= len(T_975) else 1.96
-    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    half = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Cell(mean, mean - half, mean + half, len(values), paper)
 
 

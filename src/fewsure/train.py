@@ -48,9 +48,12 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool | None = No
         way_and_shot = {"way": config.train_way, "shot": config.train_shot}
         source = build_source(config.dataset, split="train", **way_and_shot)
         select = build_source(config.dataset, split="select", **way_and_shot)
-        method = build(
-            config.method, rank=config.rank, backbone=config.backbone, shape=source.shape, way=source.way
-        ).to(device)
+        told: dict[str, Any] = {"rank": config.rank, "backbone": config.backbone}
+        told |= {"shape": source.shape, "way": source.way}
+        if clash := told.keys() & (config.options or {}):
+            raise FewsureError(f"options hold {min(clash)!r}, which is no option of a method: give it as its own flag")
+        told |= config.options or {}
+        method = build(config.method, **told).to(device)
         folder = persist.writable_folder(folder)
         validation = select.draw(config.validation_tasks, generator(config.seed, select.name, select.split)).to(device)
         if config.pool is not None:

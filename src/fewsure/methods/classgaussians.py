@@ -60,11 +60,11 @@ class SharedDiagonal(nn.Module):
     """The meta-learned positive diagonal of ProtoDDU and ProtoSNGP, and how it is joined with the factors.
 
     The paper writes both `Lambda + Phi Phi^T` and the shrinkage `delta Lambda + (1 - delta) Phi Phi^T`, and never says
-    whether the outer products are divided by their number. The sum, undivided, is the default, as it is written first
-    and as Eq. 8 builds it; `shrinkage` and `divide` are the other readings.
+    whether the outer products are divided by their number. The sum is the default, as it is written first and as Eq. 8
+    builds it; `shrinkage` and `divide` are the other readings, and each method says which it takes.
     """
 
-    def __init__(self, features: int, *, shrinkage: bool = False, divide: bool = False) -> None:
+    def __init__(self, features: int, *, shrinkage: bool, divide: bool) -> None:
         super().__init__()
         self.divide = divide
         self.raw = nn.Parameter(torch.full((features,), 0.54))  # softplus(0.54) is about 1
