@@ -222,16 +222,12 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """The commit of the code, marked when the tree differs from it; None outside a checkout."""
-    here = Path(__file__).parent
+    """The commit of the code, marked when the tree differs from it; None outside a checkout of ours."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # installed: a repository further up would be somebody else's
+        return None
+    asked = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        return subprocess.run(asked, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()
