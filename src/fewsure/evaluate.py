@@ -36,32 +36,30 @@ FRONTIER_QUERIES = 200  # at most, of each episode's known queries and of its st
 EVEN_ODDS = 0.5
 
 
-def score(
-    prediction: Prediction, labels: Int[Tensor, "e q"], rule: Rule, draw: torch.Generator, first_episode: int = 0
-) -> Scores:
-    """One row a query. Strangers get labels drawn uniformly, as in the paper's tables; the label that a rule answers
-    is the one its logits give, and its confidence counts the unknown mass spread evenly."""
+def score(prediction: Prediction, labels: Int[Tensor, "e q"], rule: Rule, first_episode: int = 0) -> Scores:
+    """One row a query. The label that a rule answers is the one its logits give, and its confidence counts the unknown
+    mass spread evenly. Labels of strangers are uniform in the paper's tables: here they are so in expectation, not
+    drawn, so that an answer is right by 1/N."""
     log_probs = rule(prediction)
     folded = fold_unknown(log_probs)
     known = labels >= 0
-    arbitrary = torch.randint(prediction.way, labels.shape, generator=draw)
-    targets = torch.where(known, labels, arbitrary).unsqueeze(-1)
+    truth = torch.full_like(folded, 1 / prediction.way)
+    truth[known] = torch.nn.functional.one_hot(labels[known], prediction.way).to(truth)
     guess = prediction.logits.argmax(-1, keepdim=True)
     probs = folded.exp()
-    brier = probs.square().sum(-1) - 2 * probs.gather(-1, targets).squeeze(-1) + 1
     at_even_odds = rule.at_prior(EVEN_ODDS)
     even = log_probs if at_even_odds == rule else at_even_odds(prediction)
-    open_loss = torch.where(known, -even.gather(-1, targets).squeeze(-1), -even[..., -1])
+    of_label = even.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
     episode = torch.arange(len(labels)).unsqueeze(-1).expand_as(labels) + first_episode
     columns = (
         episode,
         known,
         probs.gather(-1, guess).squeeze(-1).double(),
-        (guess == targets).squeeze(-1),
-        -folded.gather(-1, targets).squeeze(-1).double(),
-        brier.double(),
+        truth.gather(-1, guess).squeeze(-1).double(),
+        torch.where(truth > 0, -truth * folded, 0).sum(-1).double(),
+        (probs.square().sum(-1) - 2 * (probs * truth).sum(-1) + 1).double(),
         prediction.strangeness.double(),
-        open_loss.double(),
+        -torch.where(known, of_label, even[..., -1]).double(),
     )
     return Scores(*(column.flatten().numpy() for column in columns))
 
@@ -96,7 +94,7 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
     rows, replicates, tables = [], {}, []
     shared: dict[tuple[str, str], Estimate | None] = {}  # what does not depend on the rule is measured once
     for fitted in (rule for rule in rules if rule.headline):
-        scores = _score_all(predictions, fitted.rule, config.seed)
+        scores = _score_all(predictions, fitted.rule)
         tables.append(_reliability(fitted, scores, config.bins))
         for condition, name in METRICS:
             estimate = shared.get((condition, name)) or measure(scores, condition, name, bins=config.bins)
@@ -115,15 +113,13 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
     return rows
 
 
-def _score_all(
-    predictions: Sequence[tuple[Prediction, Tensor]], rule: Rule, seed: int, keep: int | None = None
-) -> Scores:
-    """Scores of all episodes, under the same arbitrary labels for every rule; of at most `keep` queries of a kind."""
-    draw, parts, first = generator(seed, "labels of strangers"), [], 0
+def _score_all(predictions: Sequence[tuple[Prediction, Tensor]], rule: Rule, keep: int | None = None) -> Scores:
+    """Scores of all episodes, of at most `keep` queries of a kind in each."""
+    parts, first = [], 0
     for prediction, labels in predictions:
         if keep is not None:
             prediction, labels = _thinned(prediction, labels, keep)
-        parts.append(score(prediction, labels, rule, draw, first))
+        parts.append(score(prediction, labels, rule, first))
         first += len(labels)
     return Scores.merge(parts)
 
@@ -148,7 +144,7 @@ def _frontier(
     candidates.append((Softmax(), "T=1", None))
     points = []
     for rule, setting, fitted_on in candidates:
-        scores = _score_all(predictions, rule, config.seed, FRONTIER_QUERIES)
+        scores = _score_all(predictions, rule, FRONTIER_QUERIES)
         point = {"rule": rule.name, "setting": setting, "rule_params": rule.params(), "fitted_on": fitted_on}
         for condition, name in (
             ("id", "nll"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray as Array
 
 BINS = 15
@@ -22,12 +22,13 @@ Weighted = Callable[[Float[Array, " episodes"]], float]
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What metrics need of every query. Strangers' labels are arbitrary, drawn uniformly, as in the paper's tables."""
+    """What metrics need of every query. A stranger's label is uniform, as in the paper's tables, but in expectation:
+    its columns hold the mean over all labels."""
 
     episode: Int[Array, " q"]
     known: Bool[Array, " q"]
     confidence: Float[Array, " q"]  # of the label that the logits give, the unknown mass spread evenly
-    correct: Bool[Array, " q"]
+    correct: Shaped[Array, " q"]  # 0 or 1; 1/N for a stranger
     nll: Float[Array, " q"]
     brier: Float[Array, " q"]
     strangeness: Float[Array, " q"]
@@ -184,7 +185,7 @@ def _aurc(scores: Scores) -> Weighted:
     known = scores.known
     order = np.argsort(-scores.confidence[known], kind="stable")
     confidence = scores.confidence[known][order]
-    episode, wrong = scores.episode[known][order], ~scores.correct[known][order]
+    episode, wrong = scores.episode[known][order], 1.0 - scores.correct[known][order]
     ends = np.flatnonzero(np.append(confidence[1:] != confidence[:-1], True))
 
     def value(w: Float[Array, " episodes"]) -> float:
