@@ -21,7 +21,7 @@ def filled(page: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         start, file, dataset, columns, end = match.groups()
-        rows = json.loads((ROOT / file).read_text())
+        rows = json.loads((ROOT / file).read_text())["rows"]
         shown = [column for column in COLUMNS if columns == "all" or column[0] in BRIEF]
         return start + markdown(rows, dataset, shown) + end
 

@@ -187,7 +187,7 @@ def test_a_configuration_may_be_json(tmp_path: Path) -> None:
 def test_a_study_is_reproduced_into_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     choice = ["--datasets", "moons", "circles", "--methods", "protonet", "protomahalanobis", "--ranks", "0", "3"]
     assert run("reproduce", "toy", *choice, "--seeds=1", "--steps=2", "--out", tmp_path / "study") == 0
-    rows = json.loads((tmp_path / "study" / "results.json").read_text())
+    rows = json.loads((tmp_path / "study" / "results.json").read_text())["rows"]
     assert {(row["dataset"], row["method"], row["rank"]) for row in rows} == {
         (dataset, method, rank)
         for dataset in ("moons", "circles")
@@ -207,6 +207,7 @@ def test_the_demo_shows_every_toy_family(
     def made_up(runs, jobs: int, say) -> list:
         asked.extend(runs)
         numbers = {"condition": "id", "metric": "accuracy", "rule": "softmax", "value": 9.0, "low": 8.0, "high": 9.5}
+        numbers |= {"way": 2, "shot": 5}
         return [{**numbers, **run.train.__dict__} for run in runs]
 
     monkeypatch.setattr(study, "run_all", made_up)

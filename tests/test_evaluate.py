@@ -14,8 +14,8 @@ from torch import Tensor
 import fewsure
 from fewsure import evaluate as evaluate_module
 from fewsure import metrics, persist, predicting
-from fewsure.calibrate import CURVE, PRIORS, read_rules
-from fewsure.config import EvaluateConfig, TrainConfig
+from fewsure.calibrate import CURVE, PRIORS, calibrate, read_rules
+from fewsure.config import CalibrateConfig, EvaluateConfig, TrainConfig
 from fewsure.data import source
 from fewsure.episodes import Episodes, generator
 from fewsure.errors import FewsureError
@@ -261,7 +261,7 @@ def test_an_evaluation_repeats_itself(run: Path) -> None:
 def test_every_method_is_shown_the_same_episodes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other"
     train(TrainConfig(method="protonet", train_tasks=8, tasks_per_step=4, validation_tasks=2, seed=3), other)
-    shutil.copy(run / persist.RULES, other)
+    calibrate(other, CalibrateConfig(episodes=4))
     shown: list[list[Tensor]] = []
     real = evaluate_module.predict_all
 
@@ -293,7 +293,11 @@ def test_chunks_do_not_change_results(chunk: int, run: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("way", "shot"), [(1, 5), (2, 1)])
 def test_another_way_and_shot_than_in_training(way: int, shot: int, run: Path) -> None:
-    rows = evaluate(run, EvaluateConfig(way=way, shot=shot, episodes=3, stranger_episodes=1))
+    asked = EvaluateConfig(way=way, shot=shot, episodes=3, stranger_episodes=1)
+    with pytest.raises(FewsureError, match=f"fitted at 2-way 5-shot.*calibrate at {way}-way {shot}-shot"):
+        evaluate(run, asked)
+    calibrate(run, CalibrateConfig(way=way, shot=shot, episodes=4))
+    rows = evaluate(run, asked)
     assert {(row["way"], row["shot"]) for row in rows} == {(way, shot)}
     if way == 1:
         assert {row["value"] for row in rows if (row["condition"], row["metric"]) == ("id", "accuracy")} == {100.0}

@@ -14,6 +14,7 @@ from fewsure.tables import COLUMNS, cell, label, markdown, models, paper_rule
 
 def row(value: float = 90.0, **changes: object) -> dict:
     base = {"dataset": "moons", "method": "protonet", "rank": None, "rule": "softmax", "seed": 0}
+    base |= {"way": 2, "shot": 5}
     base |= {"condition": "id", "metric": "accuracy", "value": value, "low": value - 1, "high": value + 3}
     return {**base, **changes}
 
@@ -74,22 +75,25 @@ def test_every_published_row_is_of_a_method_and_dataset_of_ours() -> None:
     assert set(DATASETS) == table.keys() - {"source"}
     assert "ICLR 2022" in table["source"]
     for dataset in DATASETS:
-        assert len(table[dataset]) == 12
-        for entry in table[dataset]:
+        assert len(table[dataset]["rows"]) == 12
+        protocol = {key: table[dataset][key] for key in ("way", "shot")}
+        for entry in table[dataset]["rows"]:
             assert entry["method"] in METHODS
             for key in entry.keys() - {"method", "rank"}:
                 condition, metric = key.split("/")
-                value, spread = published(dataset, entry["method"], entry["rank"], condition, metric)
+                value, spread = published(dataset, entry["method"], entry["rank"], condition, metric, **protocol)
                 assert spread >= 0
                 assert 0 <= value <= (1 if metric in ("nll", "auroc", "aupr") else 100)
 
 
 def test_what_the_paper_did_not_print_is_none() -> None:
-    assert published("moons", "protomahalanobis", 3, "id", "accuracy") is None
-    assert published("omniglot", "protonet", None, "id", "accuracy") is None
-    assert published("moons", "protonet", None, "id", "brier") is None
-    assert id_ece("moons") == 4.69
-    assert id_ece("omniglot") is None
+    assert published("moons", "protomahalanobis", 3, "id", "accuracy", way=2, shot=5) is None
+    assert published("omniglot", "protonet", None, "id", "accuracy", way=2, shot=5) is None
+    assert published("moons", "protonet", None, "id", "brier", way=2, shot=5) is None
+    for way, shot in ((1, 5), (2, 1)):
+        assert published("moons", "protonet", None, "id", "accuracy", way=way, shot=shot) is None
+    assert id_ece("moons", way=2, shot=5) == 4.69
+    assert id_ece("omniglot", way=2, shot=5) is None
 
 
 def test_methods_are_named_with_their_rank() -> None:

@@ -266,5 +266,5 @@ def test_the_covariance_of_the_papers_text_leaves_the_bayes_classifier_below_its
 
     text = torch.rand(200, 10, 2, generator=draw)
     shrunk = text * (0.1 + 0.9 * torch.rand(200, 10, 1, generator=draw)) * torch.tensor([1, 0.2])
-    published = [row["id/accuracy"][0] / 100 for row in toy_table()["gaussians"]]
+    published = [row["id/accuracy"][0] / 100 for row in toy_table()["gaussians"]["rows"]]
     assert bayes_accuracy(text) < min(published) < max(published) < bayes_accuracy(shrunk)

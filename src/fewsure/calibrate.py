@@ -64,8 +64,13 @@ def calibrate(folder: str | Path, config: CalibrateConfig, *, out: str | Path | 
     parts = list(predict_all(method, source, episodes, device=device))
     prediction, labels = Prediction.cat([p for p, _ in parts]), torch.cat([y for _, y in parts])
     fitted = fit_rules(prediction, labels, source, config)
-    content = {"calibrate": asdict(config), "curve": temperature_curve(prediction, labels)}
-    persist.write_json(target / persist.RULES, {**content, "rules": [f.to_json() for f in fitted]})
+    content = {
+        "model": persist.fingerprint(target / persist.MODEL),
+        "calibrate": asdict(config),
+        "curve": temperature_curve(prediction, labels),
+        "rules": [entry.to_json() for entry in fitted],
+    }
+    persist.write_json(target / persist.RULES, content)
     return fitted
 
 
@@ -82,7 +87,11 @@ def fit_rules(
     add(Softmax.fit(prediction, labels), "converged", headline=True)
     add(Softmax.fit(prediction, labels, how="paper"), "paper")
     if prediction.energy is not None:
-        target = config.target_ece if config.target_ece is not None else id_ece(source.name)
+        target = (
+            config.target_ece
+            if config.target_ece is not None
+            else id_ece(source.name, way=source.way, shot=source.shot)
+        )
         for scale in ("std", "var"):
             cap = config.temperature_cap
             found = LogitNormal.fit(prediction, labels, how="search", cap=cap, scale=scale)
@@ -125,14 +134,18 @@ def temperature_curve(prediction: Prediction, labels: Int[Tensor, "e q"]) -> lis
 
 
 def read_rules(folder: str | Path) -> list[FittedRule]:
-    """The fitted rules of a run folder."""
+    """The fitted rules of a run folder, which must be those of its model."""
     path = Path(folder) / persist.RULES
     if not path.exists():
         raise FewsureError(f"{folder} has no {persist.RULES}: run `fewsure calibrate {folder}` first")
+    content = persist.read_json(path)
     try:
-        return [FittedRule.from_json(entry) for entry in persist.read_json(path)["rules"]]
+        fitted, model = [FittedRule.from_json(entry) for entry in content["rules"]], content["model"]
     except (KeyError, TypeError) as error:
         raise FewsureError(f"{path} does not hold fitted rules ({error!r}): calibrate the run again") from error
+    if model != persist.fingerprint(Path(folder) / persist.MODEL):
+        raise FewsureError(f"{path} was fitted on another model than the one beside it: calibrate the run again")
+    return fitted
 
 
 def load_rule(folder: str | Path, name: str = "open-set") -> Rule:

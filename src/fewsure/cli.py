@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,10 +77,11 @@ def _demo(told: Namespace) -> None:
 
 def _study(config: ReproduceConfig, out: str) -> None:
     from fewsure import persist
+    from fewsure.evaluate import provenance
     from fewsure.report import write_report
     from fewsure.report.terminal import print_table
     from fewsure.study import run_all, toy_runs
-    from fewsure.train import progress_bar
+    from fewsure.train import check_device, progress_bar
 
     runs = toy_runs(config, out)
     persist.writable_folder(out)
@@ -93,7 +95,8 @@ def _study(config: ReproduceConfig, out: str) -> None:
             print(line, flush=True)
 
         rows = run_all(runs, config.jobs, say)
-    persist.write_rows(Path(out) / persist.RESULTS, rows)
+    about = {**provenance(check_device(config.device)), "study": asdict(config)}
+    persist.write_rows(Path(out) / persist.RESULTS, about, rows)
     path = write_report([run.folder for run in runs], out, seed=config.seed, device=config.device)
     print_table(rows)
     print(f"report: {path}")

@@ -74,6 +74,12 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
     method, rules = persist.load(folder), read_rules(folder)
     calibrated = persist.read_json(Path(folder) / persist.RULES)
     source = build_source(run["train"]["dataset"], split="test", way=config.way, shot=config.shot)
+    for fitted in rules:
+        if (fitted.way, fitted.shot) != (source.way, source.shot):
+            raise FewsureError(
+                f"the rules of {folder} were fitted at {fitted.way}-way {fitted.shot}-shot, and a rule belongs to its "
+                f"way and shot: calibrate at {source.way}-way {source.shot}-shot, with --out to keep the others"
+            )
     target = persist.target_folder(folder, out, persist.CONFIG, persist.MODEL, persist.LOG, persist.RULES)
     draw = generator(config.seed, source.name, source.split)
     shown = min(config.stranger_episodes, config.episodes)
@@ -106,7 +112,8 @@ def evaluate(folder: str | Path, config: EvaluateConfig, *, out: str | Path | No
                 replicates[f"{fitted.rule.name}/{condition}/{name}"] = torch.tensor(estimate.replicates)
     points = _frontier(predictions, rules, config)
     told = {"train": run["train"], "calibrate": calibrated["calibrate"], "evaluate": asdict(config)}
-    about = {**provenance(device), **told, "model": run["model"]}
+    made_of = {"model": run["model"], "rules": persist.fingerprint(Path(folder) / persist.RULES)}
+    about = {**provenance(device), **told, **made_of}
     persist.write_json(target / persist.FRONTIER, {"about": about, "run": describe, "points": points})
     persist.write_tensors(target / REPLICATES, replicates)
     persist.write_json(target / persist.RESULTS, {"about": about, "rows": rows, "reliability": tables})

@@ -48,15 +48,14 @@ class Gaussians:
         logdet = diag.log().sum(-1)
         if self.rank == 0:
             return factors.mT, logdet
-        # cholesky_ex does not wait for the device as cholesky does; both matrices are positive definite.
         if self._wide:
-            root = torch.linalg.cholesky_ex(torch.diag_embed(diag) + factors @ factors.mT).L
+            root = _root(torch.diag_embed(diag) + factors @ factors.mT)
             identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
             solved = torch.linalg.solve_triangular(root, identity, upper=False)
             return solved, 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         a = factors.mT / diag.unsqueeze(-2)
         identity = torch.eye(self.rank, dtype=a.dtype, device=a.device)
-        root = torch.linalg.cholesky_ex(identity + a @ factors).L
+        root = _root(identity + a @ factors)
         solved = torch.linalg.solve_triangular(root, a, upper=False)
         return solved, logdet + 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
@@ -113,6 +112,12 @@ class Gaussians:
         """Eigenvalues of Sigma, ascending; those of the precision are their reciprocals."""
         dense = torch.diag_embed(self.diag.double()) + self.factors.double() @ self.factors.double().mT
         return torch.linalg.eigvalsh(dense).to(self.diag.dtype)
+
+
+def _root(matrix: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:
+    """The Cholesky factor, or NaN where rounding has left none: unlike `cholesky`, it does not wait for the device."""
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    return torch.where((failed > 0)[..., None, None], torch.nan, root)
 
 
 @dataclass(frozen=True, eq=False)

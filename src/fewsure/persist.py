@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def target_folder(folder: str | Path, out: str | Path | None, *names: str) -> Pa
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file by way of a temporary one beside it, so that a full disk or a kill leaves the old one whole."""
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as file:
             file.write(content)
@@ -68,9 +69,18 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A list of rows as JSON, a line a row, so that a change of one value is a change of one line."""
-    write_bytes(path, ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
+def write_rows(path: Path, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Result rows as JSON, a line a row, so that a change of one value is a change of one line."""
+    lines = ",\n".join(map(json.dumps, rows))
+    write_bytes(path, f'{{"about": {json.dumps(about)},\n"rows": [\n{lines}\n]}}\n'.encode())
+
+
+def fingerprint(path: Path) -> str:
+    """The SHA-256 of a file: what was made from it can say so."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise FewsureError(f"cannot read {path} ({error.strerror})") from error
 
 
 def read_json(path: Path) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -44,7 +46,9 @@ class Run:
             return False
         about = persist.read_json(path)["about"]
         told = {"train": self.train, "calibrate": self.calibrate, "evaluate": self.evaluate}
-        return all(about.get(verb) == asdict(config) for verb, config in told.items())
+        rules = self.folder / persist.RULES
+        same_rules = rules.exists() and about.get("rules") == persist.fingerprint(rules)
+        return same_rules and all(about.get(verb) == asdict(config) for verb, config in told.items())
 
     def __call__(self) -> list[dict[str, Any]]:
         """Do what is left to do, and return the result rows."""
@@ -58,6 +62,10 @@ class Run:
 def toy_runs(config: ReproduceConfig, out: str | Path) -> list[Run]:
     """The runs of the toy study."""
     check_positive(config, "seeds", "steps", "jobs")
+    for name in ("datasets", "methods", "ranks"):
+        told = getattr(config, name)
+        if len(set(told)) < len(told):
+            raise FewsureError(f"{name} {' '.join(map(str, told))}: each may be named once, or it would count twice")
     for dataset in config.datasets:
         if dataset not in TASKS_PER_STEP:
             raise unknown_name("toy family", dataset, TASKS_PER_STEP)
@@ -122,4 +130,13 @@ def run_all(runs: Sequence[Run], jobs: int, say: Callable[[str], object]) -> lis
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed outright ends nobody: two studies could then write to one folder."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

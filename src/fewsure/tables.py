@@ -93,9 +93,10 @@ def cell(
     found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     if not found:
         return None
-    paper = published(dataset, method, rank, condition, metric) if rule == "paper" else None
-    if metric == "ece_episode" and rule == "paper":  # the paper does not say how it pools: shown beside both
-        paper = published(dataset, method, rank, condition, "ece")
+    # The paper does not say how it pools its ECE: its one figure stands beside both of ours.
+    printed = "ece" if metric == "ece_episode" else metric
+    protocol = {key: found[0][key] for key in ("way", "shot")}
+    paper = published(dataset, method, rank, condition, printed, **protocol) if rule == "paper" else None
     if len(found) == 1:
         return Cell(found[0]["value"], found[0]["low"], found[0]["high"], 1, paper)
     values = [row["value"] for row in found]

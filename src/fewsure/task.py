@@ -116,6 +116,8 @@ class Method(nn.Module, ABC):
                 f"support of shape {tuple(support.shape)} with mask {tuple(mask.shape)}: expected support "
                 "[episodes, classes, shots, features] and mask [episodes, classes, shots]"
             )
+        if mask.dtype != torch.bool or not support.is_floating_point():
+            raise FewsureError(f"support of {support.dtype}, mask of {mask.dtype}: expected floating point and bool")
         # where, not multiplication: NaN behind the mask must not leak.
         support = torch.where(mask.reshape(*mask.shape, *[1] * (support.ndim - 3)), support, 0)
         if not self.training:  # reading values waits for the device, which the training loop must not

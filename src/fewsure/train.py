@@ -25,6 +25,7 @@ from fewsure.data import source as build_source
 from fewsure.episodes import Episodes, Pool, Source, derive_seed, generator
 from fewsure.errors import FewsureError
 from fewsure.methods import build
+from fewsure.predicting import predict_all
 from fewsure.task import Method
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -55,10 +56,10 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool | None = No
         told |= config.options or {}
         method = build(config.method, **told).to(device)
         folder = persist.writable_folder(folder)
-        validation = select.draw(config.validation_tasks, generator(config.seed, select.name, select.split)).to(device)
+        validation = select.draw(config.validation_tasks, generator(config.seed, select.name, select.split))
         if config.pool is not None:
             source = Pool(source, config.pool, generator(config.seed, config.dataset, "pool", device=device))
-        loop = Loop(method, source, validation, config, folder, device)
+        loop = Loop(method, source, select, validation, config, folder, device)
         loop.resume()
         loop.run(sys.stderr.isatty() if progress is None else progress)
     return method.eval()
@@ -70,6 +71,7 @@ class Loop:
 
     method: Method
     source: Source
+    select: Source
     validation: Episodes
     config: TrainConfig
     folder: Path
@@ -121,12 +123,16 @@ class Loop:
             tick()
         return total / steps
 
+    def validation_nll(self) -> float:
+        """NLL of the deterministic logits on the validation tasks."""
+        parts = list(predict_all(self.method, self.select, self.validation, device=self.device))
+        logits, labels = torch.cat([p.logits for p, _ in parts]), torch.cat([y for _, y in parts])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
+
     def validate(self, loss: Tensor) -> None:
-        """Validation NLL of the deterministic logits, a log line, and the best weights so far."""
-        self.method.eval()
+        """A validation, a log line, and the best weights so far."""
         try:
-            with torch.no_grad():
-                nll = Method.loss(self.method, self.validation.map(self.source.gather)).item()
+            nll = self.validation_nll()
         except FewsureError:  # a method refuses embeddings that are no numbers, as those of its own support
             if loss.isfinite():
                 raise
@@ -163,6 +169,8 @@ class Loop:
 
     def resume(self) -> None:
         path = self.folder / CHECKPOINT
+        if not path.exists() and (self.folder / persist.CONFIG).exists():
+            _check_same_config(persist.read_config(self.folder)["train"], asdict(self.config), self.folder)
         if not path.exists():
             (self.folder / persist.LOG).unlink(missing_ok=True)
             return

@@ -51,16 +51,17 @@ class Toy(Source):
 
     @abstractmethod
     def points(self, episodes: int, count: int, generator: torch.Generator) -> Float[Tensor, "e n count 2"]:
-        """Draw `count` points of every class."""
+        """Draw `count` points of every class of the family."""
 
     def draw(self, episodes: int, generator: torch.Generator, strangers: str | None = None) -> Episodes:
         self.check_strangers(strangers)
         device = generator.device
         # At least twice the shot, so that half a class holds the support.
         points = self.points(episodes, max(self.shot + self.queries, 2 * self.shot), generator)
-        e, n, count, _ = points.shape
         # Classes in random order: their indices mean nothing.
-        points = _take(points, torch.rand(e, n, generator=generator, device=device).argsort(1), 1)
+        order = torch.rand(points.shape[:2], generator=generator, device=device).argsort(1)
+        points = _take(points, order[:, : self.way], 1)
+        e, n, count, _ = points.shape
         # Sort each class along its axis and direction; the first half is then the random half.
         axis = torch.randint(2, (e, n, 1, 1), generator=generator, device=device)
         sign = 1 - 2 * torch.randint(2, (e, n, 1), generator=generator, device=device)
@@ -94,7 +95,7 @@ class Moons(Toy):
         outer = torch.stack([angle.cos(), angle.sin()], -1)
         inner = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], -1)
         moons = torch.stack([outer, inner]).expand(episodes, -1, -1, -1)
-        return _noisy(moons, generator)[:, : self.way]
+        return _noisy(moons, generator)
 
 
 class Circles(Toy):
@@ -107,7 +108,7 @@ class Circles(Toy):
         circle = torch.stack([angle.cos(), angle.sin()], -1)
         ratio = 0.8 * _unit((episodes,), generator)
         radius = torch.stack([torch.ones_like(ratio), ratio], 1)
-        return _noisy(radius[:, :, None, None] * circle, generator)[:, : self.way]
+        return _noisy(radius[:, :, None, None] * circle, generator)
 
 
 class Gaussians(Toy):

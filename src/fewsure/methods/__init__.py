@@ -58,6 +58,9 @@ def build(
         method = cls(network, **bound_to, **options)
     except TypeError as error:
         raise FewsureError(f"method {name!r} does not take these options ({error})") from error
+    except (ValueError, RuntimeError) as error:  # a width that heads do not divide, a rank beyond the memory
+        asked = ", ".join(f"{key} = {value!r}" for key, value in (bound_to | options).items())
+        raise FewsureError(f"method {name!r} cannot be made with {asked}: {str(error).splitlines()[0]}") from error
     told = {"rank": rank, "backbone": backbone, "shape": list(shape), "way": way, "options": options}
     method.spec = {"method": name, **told}
     return method

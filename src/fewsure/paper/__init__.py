@@ -14,20 +14,25 @@ def toy_table() -> dict[str, Any]:
     return json.loads(files("fewsure.paper").joinpath("toys.json").read_text())
 
 
-def published(dataset: str, method: str, rank: int | None, condition: str, metric: str) -> tuple[float, float] | None:
-    """The paper's value and its plus-minus, where it printed one.
+def published(
+    dataset: str, method: str, rank: int | None, condition: str, metric: str, *, way: int, shot: int
+) -> tuple[float, float] | None:
+    """The paper's value and its plus-minus, where it printed one for this way and shot.
 
-    >>> published("moons", "protomahalanobis", 4, "id", "accuracy")
+    >>> published("moons", "protomahalanobis", 4, "id", "accuracy", way=2, shot=5)
     (96.9, 1.15)
     """
-    for row in toy_table().get(dataset, []):
+    table = toy_table().get(dataset)
+    if not isinstance(table, dict) or (table["way"], table["shot"]) != (way, shot):
+        return None
+    for row in table["rows"]:
         if row["method"] == method and row["rank"] == rank and f"{condition}/{metric}" in row:
             value, spread = row[f"{condition}/{metric}"]
             return value, spread
     return None
 
 
-def id_ece(dataset: str) -> float | None:
+def id_ece(dataset: str, *, way: int, shot: int) -> float | None:
     """The ID ECE that the paper's method had on a data set (rank 4 stands for all): the target of the second T."""
-    value = published(dataset, "protomahalanobis", 4, "id", "ece")
+    value = published(dataset, "protomahalanobis", 4, "id", "ece", way=way, shot=shot)
     return None if value is None else value[0]

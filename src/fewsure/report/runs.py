@@ -49,7 +49,16 @@ class EvaluatedRun:
 
     @property
     def protocol(self) -> tuple[Any, ...]:
-        return *(self.rows[0][key] for key in PROTOCOL), self.bins
+        return *(self.rows[0][key] for key in PROTOCOL), self.bins, self.settings
+
+    @property
+    def settings(self) -> str:
+        """Everything else that the run was told, in one line, but for what a table is there to compare."""
+        told = {verb: dict(self.about[verb]) for verb in ("train", "calibrate", "evaluate")}
+        for config in told.values():
+            for key in ("seed", "device", "method", "rank"):
+                config.pop(key, None)
+        return json.dumps(told, sort_keys=True)
 
     @property
     def bins(self) -> int:
@@ -125,6 +134,8 @@ def read(folder: Path) -> EvaluatedRun:
     frontier = persist.read_json(folder / persist.FRONTIER)
     if not isinstance(results, dict) or not {"about", "rows", "reliability"} <= results.keys() or not results["rows"]:
         raise FewsureError(f"{folder / persist.RESULTS} is not a run's results: run `fewsure evaluate {folder}` again")
+    if results["about"].get("rules") != persist.fingerprint(folder / persist.RULES):
+        raise FewsureError(f"{folder} was calibrated again after it was evaluated: run `fewsure evaluate {folder}`")
     log = folder / persist.LOG  # a run copied without it loses its training curve, and nothing else
     lines = log.read_text().splitlines() if log.exists() else []
     return EvaluatedRun(
