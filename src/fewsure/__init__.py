@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fewsure.rules import LogitNormal as LogitNormal
     from fewsure.rules import OpenSet as OpenSet
     from fewsure.rules import Softmax as Softmax
+    from fewsure.rules import split_unknown as split_unknown
     from fewsure.task import Method as Method
     from fewsure.task import Prediction as Prediction
     from fewsure.task import Task as Task
@@ -48,6 +49,7 @@ _PUBLIC = {
     "load_rule": "calibrate",
     "save": "persist",
     "source": "data",
+    "split_unknown": "rules",
 }
 __all__ = [
     "Episodes",
@@ -65,6 +67,7 @@ __all__ = [
     "load_rule",
     "save",
     "source",
+    "split_unknown",
 ]
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from fewsure.errors import FewsureError, unknown_name
 from fewsure.rules.logitnormal import LogitNormal
 from fewsure.rules.openset import OpenSet
-from fewsure.rules.rule import Rule, fold_unknown
+from fewsure.rules.rule import Rule, fold_unknown, split_unknown
 from fewsure.rules.softmax import Softmax
 
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Softmax, LogitNormal, OpenSet)}
 
-__all__ = ["RULES", "LogitNormal", "OpenSet", "Rule", "Softmax", "build_rule", "fold_unknown"]
+__all__ = ["RULES", "LogitNormal", "OpenSet", "Rule", "Softmax", "build_rule", "fold_unknown", "split_unknown"]
 
 
 def build_rule(name: str, **params: Any) -> Rule:

@@ -60,6 +60,18 @@ def fold_unknown(log_probs: Float[Tensor, "e q classes"]) -> Float[Tensor, "e q 
     return torch.logaddexp(classes, unknown - way.log())
 
 
+def split_unknown(
+    log_probs: Float[Tensor, "e q classes"],
+) -> tuple[Float[Tensor, "e q n"], Float[Tensor, "e q"]]:
+    """Log-probability of each class *given that the query is known*, and that it is unknown: two things, apart.
+
+    >>> given_known, unknown = split_unknown(torch.tensor([[[0.6, 0.2, 0.2]]]).log())
+    >>> given_known.exp(), unknown.exp()
+    (tensor([[[0.7500, 0.2500]]]), tensor([[0.2000]]))
+    """
+    return log_probs[..., :-1].log_softmax(-1), log_probs[..., -1]
+
+
 def without_unknown(log_probs: Float[Tensor, "e q n"]) -> Float[Tensor, "e q classes"]:
     """Append an unknown of probability zero."""
     return torch.cat([log_probs, torch.full_like(log_probs[..., :1], -torch.inf)], -1)
