@@ -16,9 +16,11 @@ from fewsure.config import CalibrateConfig, EvaluateConfig, TrainConfig
 from fewsure.errors import FewsureError
 from fewsure.evaluate import evaluate
 from fewsure.paper import published
-from fewsure.report import write_report
+from fewsure.report import differences, write_report
 from fewsure.report.curves import pooled_bins
 from fewsure.report.drawing import INK
+from fewsure.report.parts import Entry
+from fewsure.report.runs import group, read
 from fewsure.report.surfaces import entropy
 from fewsure.rules import OpenSet, Softmax
 from fewsure.task import Prediction
@@ -286,3 +288,26 @@ def test_page_fits_a_phone_in_a_real_browser(page: Page, tmp_path: Path) -> None
     assert told["image"] > 0
     assert told["drawing"] > 80
     assert told["widest"] <= WIDTH
+
+
+def test_differences_are_paired_by_seed(tiny_run: Path, tmp_path: Path) -> None:
+    told = persist.read_config(tiny_run)["train"]
+    baseline = tmp_path / "baseline"
+    train(TrainConfig(**{**told, "method": "protonet-sn", "rank": None}), baseline)
+    calibrate(baseline, CalibrateConfig(episodes=6))
+    evaluate(baseline, EvaluateConfig(episodes=4, stranger_episodes=1))
+    ours, theirs = read(tiny_run), read(baseline)
+    found = differences.section(group([ours, theirs]))
+    assert found is not None
+    ((name, seeds, accuracy, *_),) = found.parts[0].tables[0].rows
+    assert (name, seeds) == ("protomahalanobis rank 1", "1")
+    mine, its = (
+        next(row["value"] for row in run.rows if (row["rule"], row["metric"]) == ("open-set", "accuracy"))
+        for run in (ours, theirs)
+    )
+    assert isinstance(accuracy, Entry)
+    assert accuracy.text.rstrip("*") == f"{mine - its:+.2f}"
+    low, high = (float(end) for end in accuracy.beneath.strip("()").split(" to "))
+    assert low <= mine - its <= high
+    assert (accuracy.text.endswith("*")) == (low > 0 or high < 0)
+    assert differences.section(group([ours])) is None

@@ -99,10 +99,15 @@ def cell(
     paper = published(dataset, method, rank, condition, printed, **protocol) if rule == "paper" else None
     if len(found) == 1:
         return Cell(found[0]["value"], found[0]["low"], found[0]["high"], 1, paper)
-    values = [row["value"] for row in found]
+    mean, low, high = over_seeds([row["value"] for row in found])
+    return Cell(mean, low, high, len(found), paper)
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of several seeds' values, and Student's 95 % interval."""
     mean = statistics.fmean(values)
     half = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Cell(mean, mean - half, mean + half, len(values), paper)
+    return mean, mean - half, mean + half
 
 
 def markdown(rows: Sequence[Row], dataset: str, columns: Sequence[Column] = COLUMNS) -> str:

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fewsure import persist
-from fewsure.report import covariances, curves, frontier, headline, provenance, surfaces
+from fewsure.report import covariances, curves, differences, frontier, headline, provenance, surfaces
 from fewsure.report.drawing import STYLE, prefixed
 from fewsure.report.parts import Section
 from fewsure.report.runs import Group, find, group, read
@@ -37,6 +37,7 @@ def sections(groups: Sequence[Group], left_out: Sequence[Path], seed: int, devic
     plane = surfaces.planar(groups)
     made = [
         headline.section(groups),
+        differences.section(groups),
         surfaces.samples_section(plane, seed) if plane else None,
         surfaces.surfaces_section(plane, seed, device) if plane else None,
         covariances.section(groups, seed, device),
