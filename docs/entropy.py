@@ -1,4 +1,4 @@
-"""Draw the README's picture, `docs/entropy.png`, from a study's runs: `python docs/entropy.py runs/demo`."""
+"""Draw the README's picture, `docs/entropy.png`, from a study's runs: `python docs/entropy.py results/toy`."""
 
 from __future__ import annotations
 

@@ -117,6 +117,7 @@ class ReproduceConfig:
         seeds: how many seeds, counted from `seed`
         steps: optimiser steps of each run
         pool: size of a finite pool of training tasks (default: every task is new)
+        keep: the weights that are kept: those of the best validation NLL, or the last
         episodes: test tasks of each run
         stranger_episodes: how many of them are also shown strangers
         jobs: runs at a time, each on one thread
@@ -130,6 +131,7 @@ class ReproduceConfig:
     seeds: int = 3
     steps: int = 4_000
     pool: int | None = None
+    keep: Literal["best", "last"] = "best"
     episodes: int = 100
     stranger_episodes: int = 50
     jobs: int = 2

@@ -92,6 +92,7 @@ def _toy_run(config: ReproduceConfig, out: Path, dataset: str, method: str, rank
         train_tasks=config.steps * tasks_per_step,
         tasks_per_step=tasks_per_step,
         pool=config.pool,
+        keep=config.keep,
         seed=seed,
         device=config.device,
     )
