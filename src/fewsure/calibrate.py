@@ -95,28 +95,32 @@ def fit_rules(
         for scale in ("std", "var"):
             cap = config.temperature_cap
             found = LogitNormal.fit(prediction, labels, how="search", cap=cap, scale=scale)
-            # At the cap the search may have ended for want of room: said, never hidden.
-            add(found, f"search-{scale}", headline=scale == "std", cap=cap, reached_cap=found.temperature >= cap)
+            # The search may have ended for want of room: said, never hidden.
+            ran_out = found.temperature >= cap and not found.no_worse_than_softmax(*thinned(prediction, labels))
+            add(found, f"search-{scale}", headline=scale == "std", cap=cap, reached_cap=ran_out)
         add(LogitNormal(), "T=1")
         if target is not None:
             add(LogitNormal.fit(prediction, labels, how="ece", target_ece=target), "paper-ece", target_ece=target)
         add(LogitNormal.fit(prediction, labels, how="strangers"), "strangers", strangers=True)
     openset = OpenSet.fit(prediction, labels, pi=config.pi)
     add(openset, "prior", headline=True, strangers=True)
-    add(_within_budget(openset, prediction, labels, config.ece_budget), "ece-budget", strangers=True)
+    within, met = _within_budget(openset, prediction, labels, config.ece_budget)
+    add(within, "ece-budget", strangers=True, ece_budget=config.ece_budget, met=met)
     return fitted
 
 
-def _within_budget(rule: OpenSet, prediction: Prediction, labels: Int[Tensor, "e q"], budget: float) -> OpenSet:
-    """The largest pi of the list whose validation ID ECE is within the budget, or the smallest pi of all."""
+def _within_budget(
+    rule: OpenSet, prediction: Prediction, labels: Int[Tensor, "e q"], budget: float
+) -> tuple[OpenSet, bool]:
+    """The largest pi of the list whose validation ID ECE is within the budget, or the smallest pi of all; and which."""
     known = labels >= 0
     held = only(prediction, known)
     for pi in PRIORS:
         candidate = replace(rule, pi=pi)
         confidence, guess = fold_unknown(candidate(held))[0].exp().max(-1)
         if expected_calibration_error(confidence.numpy(), (guess == labels[known]).numpy()) <= budget:
-            return candidate
-    return replace(rule, pi=PRIORS[-1])
+            return candidate, True
+    return replace(rule, pi=PRIORS[-1]), False
 
 
 def temperature_curve(prediction: Prediction, labels: Int[Tensor, "e q"]) -> list[dict[str, float]]:

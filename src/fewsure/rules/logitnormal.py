@@ -114,13 +114,14 @@ class LogitNormal(Rule):
         return replace(start, temperature=10**centre)
 
     def _search(self, prediction: Prediction, labels: Int[Tensor, "e q"], cap: int) -> LogitNormal:
+        rules = (replace(self, temperature=float(temperature)) for temperature in range(1, cap + 1))
+        at_cap = replace(self, temperature=float(cap))
+        return next((rule for rule in rules if rule.no_worse_than_softmax(prediction, labels)), at_cap)
+
+    def no_worse_than_softmax(self, prediction: Prediction, labels: Int[Tensor, "e q"]) -> bool:
+        """The criterion of the paper's search: the sampled NLL is no worse than that of the deterministic logits."""
         logits, targets = known_logits(prediction, labels)
-        deterministic = torch.nn.functional.cross_entropy(logits, targets).item()
-        for temperature in range(1, cap + 1):
-            rule = replace(self, temperature=float(temperature))
-            if rule.id_nll(prediction, labels) <= deterministic:
-                return rule
-        return replace(self, temperature=float(cap))
+        return self.id_nll(prediction, labels) <= torch.nn.functional.cross_entropy(logits, targets).item()
 
     def id_nll(self, prediction: Prediction, labels: Int[Tensor, "e q"]) -> float:
         """NLL of the known queries."""
